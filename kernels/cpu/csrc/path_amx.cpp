@@ -1,0 +1,565 @@
+// The AMX kernels: bf16 base product and one-bit delta in one pass over row blocks.
+//
+// Per block of 32 output rows the bf16 weight tiles are read once for all tokens; each variant's sign rows are
+// expanded to +-1 int8 tiles in cache and multiplied with four int8 digits of its tokens' activations (an exact
+// 31-bit fixed-point product), scaled and added. Groups with many tokens instead fold W + alpha S to bf16
+// tiles in cache and do one product. See kernels/bitdelta_linear/README.md for byte counts.
+#include "zt.h"
+
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "pool.h"
+#define ZT_AMX_TARGET \
+  "amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,fma,f16c,bmi2"
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target(ZT_AMX_TARGET))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,fma,f16c,bmi2")
+#endif
+#include "amx_tiles.h"
+
+namespace zt {
+namespace amx {
+namespace {
+
+constexpr int64_t kBlockRows = 32;
+constexpr int64_t kFoldBytes = 1 << 20;      // folded weights kept in cache at a time
+constexpr int64_t kFoldColumns = 4096;       // columns folded at a time
+constexpr int64_t kFoldTokens = 1024;        // tokens multiplied with one folded block
+
+class Buffer {  // 64-byte aligned scratch, contents undefined
+ public:
+  explicit Buffer(int64_t bytes)
+      : data_(static_cast<uint8_t*>(std::aligned_alloc(64, size_t(round_up(std::max<int64_t>(bytes, 64), 64))))) {}
+  uint8_t* bytes() const { return data_.get(); }
+  float* floats() const { return reinterpret_cast<float*>(data_.get()); }
+
+ private:
+  struct Free {
+    void operator()(uint8_t* p) const { std::free(p); }
+  };
+  std::unique_ptr<uint8_t, Free> data_;
+};
+
+// Up to four tokens of one variant and one sign plane, as digit tiles.
+struct SignUnit {
+  int64_t variant, plane, first, tokens;  // first: index into the list of few-group tokens
+  uint8_t* digits;
+  float unscale[4];
+};
+
+// Prefetches one contiguous region, spread evenly over a number of steps.
+struct Prefetcher {
+  const uint8_t* at = nullptr;
+  int64_t lines = 0, per_step = 0;
+  void aim(const void* from, int64_t bytes, int64_t steps) {
+    at = static_cast<const uint8_t*>(from);
+    lines = from ? (bytes + 63) / 64 : 0;
+    per_step = (lines + steps - 1) / std::max<int64_t>(steps, 1);
+  }
+  void step() {
+    const int64_t now = std::min(lines, per_step);
+    for (int64_t i = 0; i < now; ++i) _mm_prefetch(reinterpret_cast<const char*>(at + 64 * i), _MM_HINT_T1);
+    at += 64 * now;
+    lines -= now;
+  }
+};
+
+// Base tokens when only the delta term is asked for.
+inline bool untouched(const Problem& p, const Group& g) { return g.variant < 0 && !p.w; }
+
+inline __mmask16 rows_mask(int64_t rows) { return rows >= 16 ? 0xffff : __mmask16((1u << std::max<int64_t>(rows, 0)) - 1); }
+
+inline __m512 row_scales(const Bank& bank, int64_t v, int64_t p, int64_t n, __mmask16 live) {
+  const float* at = bank.row + v * bank.row_v + p * bank.row_p;
+  return bank.row_n ? _mm512_maskz_loadu_ps(live, at + n * bank.row_n) : _mm512_maskz_mov_ps(live, _mm512_set1_ps(*at));
+}
+
+// ---- groups of few tokens: exact base product plus digit product -----------------------------------------
+
+struct Few {
+  const Problem& p;
+  std::vector<int64_t> tokens;
+  std::vector<SignUnit> units;
+  int64_t token_tiles = 0, steps = 0, padded_k = 0;
+  bool tiled_base = false, row_base = false;
+  Buffer x_tiles{0}, x_rows{0}, digits{0};
+
+  explicit Few(const Problem& problem) : p(problem) {}
+  void prepare(int64_t fold_tokens);
+  void block(int64_t n0, int64_t next_n0, float* acc, uint8_t* scratch) const;
+  void base(int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& ahead) const;
+  void signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& weights,
+             Prefetcher& bits) const;
+  void finish(int64_t n0, int64_t rows, const float* acc) const;
+};
+
+void Few::prepare(int64_t fold_tokens) {
+  const Ops& ops = ops_avx512();
+  steps = (p.k + kBf16Step - 1) / kBf16Step;
+  padded_k = round_up(p.k, kSignStep);
+  int64_t unit_count = 0;
+  for (const Group& g : p.groups) {
+    if (g.count >= fold_tokens || untouched(p, g)) continue;
+    tokens.insert(tokens.end(), p.order.begin() + g.begin, p.order.begin() + g.begin + g.count);
+    if (g.variant >= 0) unit_count += (g.count + 3) / 4 * p.bank.planes;
+  }
+  const int64_t count = int64_t(tokens.size());
+  if (count == 0) return;
+  tiled_base = p.w && p.dtype == DType::bf16;
+  row_base = p.w && p.dtype != DType::bf16;
+  token_tiles = (count + 15) / 16;
+  if (tiled_base) {
+    x_tiles = Buffer(token_tiles * steps * kTileBytes);
+    for (int64_t t = 0; t < token_tiles; ++t)
+      for (int64_t s = 0; s < steps; ++s)
+        pack_bf16_tile(p, tokens.data() + t * 16, std::min<int64_t>(16, count - t * 16), s * kBf16Step,
+                       x_tiles.bytes() + (t * steps + s) * kTileBytes);
+  }
+  x_rows = Buffer((count + 1) * padded_k * 4);
+  for (int64_t t = 0; t < count; ++t) {
+    float* row = x_rows.floats() + t * padded_k;
+    ops.to_f32(p.dtype, static_cast<const uint8_t*>(p.x) + tokens[t] * p.x_ld * size_of(p.dtype), p.k, row);
+    std::fill(row + p.k, row + padded_k, 0.0f);
+  }
+  // One unit's tiles: padded_k / 64 tiles of 16 rows of tokens * 16 bytes.
+  digits = Buffer(unit_count * padded_k * 16);
+  uint8_t* at = digits.bytes();
+  float* scaled = x_rows.floats() + count * padded_k;
+  int64_t first = 0;
+  for (const Group& g : p.groups) {
+    if (g.count >= fold_tokens || untouched(p, g)) continue;
+    for (int64_t t0 = 0; g.variant >= 0 && t0 < g.count; t0 += 4) {
+      const int64_t some = std::min<int64_t>(4, g.count - t0);
+      for (int64_t plane = 0; plane < p.bank.planes; ++plane) {
+        SignUnit unit{g.variant, plane, first + t0, some, at, {}};
+        const float* col = p.bank.col_scale(g.variant, plane);
+        if (!col && plane > 0) {  // the same activations as plane 0
+          unit.digits = units.back().digits;
+          std::copy_n(units.back().unscale, 4, unit.unscale);
+        } else {
+          for (int64_t t = 0; t < some; ++t) {
+            const float* row = x_rows.floats() + (first + t0 + t) * padded_k;
+            if (col) {
+              for (int64_t i = 0; i < p.k; ++i) scaled[i] = row[i] * col[i];
+              std::fill(scaled + p.k, scaled + padded_k, 0.0f);
+              row = scaled;
+            }
+            unit.unscale[t] = pack_digits(row, p.k, t, some, at);
+          }
+          at += padded_k / kSignStep * kTileRows * some * kDigits * 4;
+        }
+        units.push_back(unit);
+      }
+    }
+    first += g.count;
+  }
+}
+
+// acc[t][r] = sum_k w[n0 + r, k] x[t, k] through bf16 tiles.
+void Few::base(int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& ahead) const {
+  const auto* w = static_cast<const uint16_t*>(p.w);
+  const int64_t stride = p.w_ld * 2;
+  const bool two_rows = rows > 16;
+  float* c_out = reinterpret_cast<float*>(scratch + 4 * kTileBytes);
+  use_full_tiles();
+  for (int64_t t = 0; t < token_tiles; t += 2) {
+    const bool two_tokens = t + 1 < token_tiles;
+    const uint8_t* b = x_tiles.bytes() + t * steps * kTileBytes;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t s = 0; s < steps; ++s) {
+      const void* a0 = w + n0 * p.w_ld + s * kBf16Step;
+      const void* a1 = w + (n0 + 16) * p.w_ld + s * kBf16Step;
+      int64_t a_stride = stride;
+      if (rows < kBlockRows || (s + 1) * kBf16Step > p.k) {  // the edge of the matrix: a zero-padded copy
+        const __mmask32 live = columns_mask(p.k - s * kBf16Step);
+        for (int64_t r = 0; r < kBlockRows; ++r)
+          _mm512_store_si512(scratch + r * 64,
+                             r < rows ? _mm512_maskz_loadu_epi16(live, w + (n0 + r) * p.w_ld + s * kBf16Step)
+                                      : _mm512_setzero_si512());
+        a0 = scratch;
+        a1 = scratch + kTileBytes;
+        a_stride = 64;
+      }
+      if (t == 0) ahead.step();
+      _tile_loadd(6, b + s * kTileBytes, 64);
+      _tile_loadd(4, a0, a_stride);
+      _tile_dpbf16ps(0, 4, 6);
+      if (two_rows) {
+        _tile_loadd(5, a1, a_stride);
+        _tile_dpbf16ps(1, 5, 6);
+      }
+      if (two_tokens) {
+        _tile_loadd(7, b + (steps + s) * kTileBytes, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        if (two_rows) _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, c_out, 64);
+    _tile_stored(1, c_out + 256, 64);
+    _tile_stored(2, c_out + 512, 64);
+    _tile_stored(3, c_out + 768, 64);
+    for (int64_t c = 0; c < 4; ++c) {
+      const int64_t token_tile = t + c / 2;
+      if (token_tile >= token_tiles) break;
+      __m512i m[16];
+      for (int64_t r = 0; r < 16; ++r) m[r] = _mm512_load_si512(c_out + c * 256 + r * 16);
+      transpose(m);
+      const int64_t live = std::min<int64_t>(16, int64_t(tokens.size()) - token_tile * 16);
+      for (int64_t i = 0; i < live; ++i)
+        _mm512_store_si512(acc + (token_tile * 16 + i) * kBlockRows + (c % 2) * 16, m[i]);
+    }
+  }
+}
+
+// acc[t][r] += row_scale[n0 + r] * sum_k s[n0 + r, k] x[t, k] for the unit's tokens.
+void Few::signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& weights,
+                Prefetcher& bits) const {
+  const Bank& bank = p.bank;
+  const uint8_t* sign = bank.sign_row(unit.variant, unit.plane, n0);
+  const int64_t sign_steps = padded_k / kSignStep;
+  const int64_t b_stride = unit.tokens * kDigits * 4;
+  const bool full = rows == kBlockRows;
+  const bool two_rows = rows > 16;
+  _tile_zero(0);
+  _tile_zero(1);
+  for (int64_t s = 0; s < sign_steps; ++s) {
+    uint8_t* a = scratch + (s % 2) * 2 * kTileBytes;
+    const int64_t byte = s * 8;
+    if (full && byte + 8 <= bank.row_bytes) {
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < kBlockRows; ++r) {
+        uint64_t word;
+        std::memcpy(&word, sign + r * bank.sign_n + byte, 8);
+        _mm512_store_si512(a + r * 64, expand_signs(word));
+      }
+    } else {
+      for (int64_t r = 0; r < kBlockRows; ++r)
+        _mm512_store_si512(
+            a + r * 64, expand_signs(r < rows ? load_bits(sign + r * bank.sign_n + byte, bank.row_bytes - byte) : 0));
+    }
+    weights.step();
+    bits.step();
+    _tile_loadd(6, unit.digits + s * kTileRows * b_stride, b_stride);
+    _tile_loadd(4, a, 64);
+    _tile_dpbssd(0, 4, 6);
+    if (two_rows) {
+      _tile_loadd(5, a + kTileBytes, 64);
+      _tile_dpbssd(1, 5, 6);
+    }
+  }
+  auto* c = reinterpret_cast<int32_t*>(scratch + 4 * kTileBytes);
+  _tile_stored(0, c, b_stride);
+  _tile_stored(1, c + 16 * unit.tokens * kDigits, b_stride);
+  // Digits to floats: a 4 x 4 transpose in each 128-bit lane leaves row 4j + l in lane l, place j.
+  const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  for (int64_t half = 0; half < (two_rows ? 2 : 1); ++half) {
+    const __m512 scale = row_scales(bank, unit.variant, unit.plane, n0 + half * 16, rows_mask(rows - half * 16));
+    for (int64_t t = 0; t < unit.tokens; ++t) {
+      const int32_t* from = c + half * 16 * unit.tokens * kDigits + t * kDigits;
+      const int64_t ld = unit.tokens * kDigits;
+      __m512i z[4];
+      for (int64_t i = 0; i < 4; ++i) {
+        const auto* at = from + 4 * i * ld;
+        z[i] = _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+        z[i] = _mm512_inserti32x4(z[i], _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + ld)), 1);
+        z[i] = _mm512_inserti32x4(z[i], _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 2 * ld)), 2);
+        z[i] = _mm512_inserti32x4(z[i], _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 3 * ld)), 3);
+      }
+      const __m512i a = _mm512_unpacklo_epi32(z[0], z[1]), b = _mm512_unpacklo_epi32(z[2], z[3]);
+      const __m512i d = _mm512_unpackhi_epi32(z[0], z[1]), e = _mm512_unpackhi_epi32(z[2], z[3]);
+      __m512 sum = _mm512_cvtepi32_ps(_mm512_unpackhi_epi64(d, e));
+      sum = _mm512_fmadd_ps(sum, _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(_mm512_unpacklo_epi64(d, e)));
+      sum = _mm512_fmadd_ps(sum, _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(_mm512_unpackhi_epi64(a, b)));
+      sum = _mm512_fmadd_ps(sum, _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(_mm512_unpacklo_epi64(a, b)));
+      sum = _mm512_mul_ps(_mm512_permutexvar_ps(in_order, sum), _mm512_set1_ps(unit.unscale[t]));
+      float* to = acc + (unit.first + t) * kBlockRows + half * 16;
+      _mm512_store_ps(to, _mm512_fmadd_ps(sum, scale, _mm512_load_ps(to)));
+    }
+  }
+}
+
+void store_row(const Problem& p, int64_t token, int64_t n0, int64_t rows, const float* value) {
+  const Ops& ops = ops_avx512();
+  const int64_t item = size_of(p.dtype);
+  alignas(64) float out[kBlockRows];
+  alignas(64) float other[kBlockRows];
+  auto* y = static_cast<uint8_t*>(p.y) + (token * p.y_ld + n0) * item;
+  std::memcpy(out, value, size_t(rows) * 4);
+  if (p.add) {
+    ops.to_f32(p.dtype, y, rows, other);
+    for (int64_t r = 0; r < rows; ++r) out[r] += other[r];
+  }
+  if (p.bias) {
+    ops.to_f32(p.dtype, static_cast<const uint8_t*>(p.bias) + n0 * item, rows, other);
+    for (int64_t r = 0; r < rows; ++r) out[r] += other[r];
+  }
+  ops.from_f32(p.dtype, out, rows, y);
+}
+
+void Few::block(int64_t n0, int64_t next_n0, float* acc, uint8_t* scratch) const {
+  const int64_t rows = std::min(kBlockRows, p.n - n0);
+  const int64_t item = size_of(p.dtype);
+  const int64_t sign_steps = padded_k / kSignStep;
+  const auto* w = static_cast<const uint8_t*>(p.w);
+  Prefetcher weights, bits;
+  const int64_t next_rows = next_n0 < 0 ? 0 : std::min(kBlockRows, p.n - next_n0);
+  weights.aim(w && next_rows ? w + next_n0 * p.w_ld * item : nullptr, next_rows * p.w_ld * item,
+              steps + int64_t(units.size()) * sign_steps);
+  if (tiled_base) {
+    base(n0, rows, acc, scratch, weights);
+  } else {
+    std::fill(acc, acc + tokens.size() * kBlockRows, 0.0f);
+    if (row_base)
+      ops_avx512().dots(p.dtype, w + n0 * p.w_ld * item, p.w_ld, rows, x_rows.floats(), padded_k,
+                        int64_t(tokens.size()), p.k, acc, kBlockRows);
+  }
+  int64_t shaped_for = 0;
+  for (size_t u = 0; u < units.size(); ++u) {
+    const SignUnit& unit = units[u];
+    if (unit.tokens != shaped_for) use_sign_tiles(shaped_for = unit.tokens);
+    const bool last = u + 1 == units.size();
+    const SignUnit& then = units[last ? 0 : u + 1];
+    const int64_t then_rows = last ? next_rows : rows;
+    bits.aim(then_rows ? p.bank.sign_row(then.variant, then.plane, last ? next_n0 : n0) : nullptr,
+             then_rows * p.bank.sign_n, sign_steps);
+    signs(unit, n0, rows, acc, scratch, weights, bits);
+  }
+  for (size_t t = 0; t < tokens.size(); ++t) store_row(p, tokens[t], n0, rows, acc + t * kBlockRows);
+}
+
+// ---- groups of many tokens: fold W + alpha S into bf16 tiles, then one product ---------------------------
+
+struct Fold {
+  const Problem& p;
+  const Group& group;
+  int64_t steps, tiles;
+  Buffer x_tiles;
+
+  Fold(const Problem& problem, const Group& g)
+      : p(problem),
+        group(g),
+        steps((problem.k + kBf16Step - 1) / kBf16Step),
+        tiles((g.count + 15) / 16),
+        x_tiles(tiles * steps * kTileBytes) {}
+  void pack_tile(int64_t tile) const {
+    for (int64_t s = 0; s < steps; ++s)
+      pack_bf16_tile(p, p.order.data() + group.begin + tile * 16, std::min<int64_t>(16, group.count - tile * 16),
+                     s * kBf16Step, x_tiles.bytes() + (tile * steps + s) * kTileBytes);
+  }
+  void fold_row(int64_t n, int64_t k0, int64_t k1, uint8_t* out) const;
+  void block(int64_t n0, int64_t rows, uint8_t* folded, float* c) const;
+  void finish(int64_t n0, int64_t rows, int64_t tile, const float* c, int64_t row_tiles) const;
+};
+
+// Columns k0 .. k1 of row n as rows of tiles 1 KiB apart. W + alpha S is formed in float32 and rounded once.
+void Fold::fold_row(int64_t n, int64_t k0, int64_t k1, uint8_t* out) const {
+  const auto* w = p.w ? static_cast<const uint16_t*>(p.w) + n * p.w_ld : nullptr;
+  const Bank& bank = p.bank;
+  const __m512i high = _mm512_set1_epi32(int(0xffff0000u));
+  const __m512i weave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  for (int64_t k = k0; k < k1; k += kBf16Step, out += kTileBytes) {
+    const __mmask32 live = columns_mask(p.k - k);
+    __m512i row = _mm512_setzero_si512();  // without a base product the delta alone is folded
+    if (w) {
+      row = _mm512_maskz_loadu_epi16(live, w + k);
+      _mm_prefetch(reinterpret_cast<const char*>(w + k) + 4096, _MM_HINT_T0);
+    }
+    if (group.variant < 0) {
+      _mm512_store_si512(out, row);
+      continue;
+    }
+    __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(row, 16));
+    __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(row, high));
+    for (int64_t plane = 0; plane < bank.planes; ++plane) {
+      const uint8_t* sign = bank.sign_row(group.variant, plane, n) + k / 8;
+      uint32_t set = 0;
+      std::memcpy(&set, sign, size_t(std::min<int64_t>(4, bank.row_bytes - k / 8)));
+      const __m512 scale = _mm512_set1_ps(bank.row_scale(group.variant, plane, n));
+      __m512 step_even = scale, step_odd = scale;
+      if (const float* col = bank.col_scale(group.variant, plane)) {
+        const __m512 c0 = _mm512_maskz_loadu_ps(__mmask16(live), col + k);
+        const __m512 c1 = _mm512_maskz_loadu_ps(__mmask16(live >> 16), col + k + 16);
+        step_even = _mm512_mul_ps(scale, _mm512_permutex2var_ps(c0, evens, c1));
+        step_odd = _mm512_mul_ps(scale, _mm512_permutex2var_ps(c0, _mm512_add_epi32(evens, _mm512_set1_epi32(1)), c1));
+      }
+      const __mmask16 set_even = __mmask16(_pext_u32(set, 0x55555555u)), set_odd = __mmask16(_pext_u32(set, 0xaaaaaaaau));
+      even = _mm512_mask_sub_ps(_mm512_add_ps(even, step_even), __mmask16(~set_even), even, step_even);
+      odd = _mm512_mask_sub_ps(_mm512_add_ps(odd, step_odd), __mmask16(~set_odd), odd, step_odd);
+    }
+    const __m512i packed = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+    _mm512_store_si512(out, _mm512_permutexvar_epi16(weave, packed));
+  }
+}
+
+// Output rows n0 .. n0 + rows for every token of the group. c: tiles * row_tiles tiles of partial sums.
+void Fold::block(int64_t n0, int64_t rows, uint8_t* folded, float* c) const {
+  const int64_t row_tiles = round_up(rows, 32) / 16;
+  for (int64_t t0 = 0; t0 < tiles; t0 += kFoldTokens / 16) {
+    const int64_t t1 = std::min(tiles, t0 + kFoldTokens / 16);
+    for (int64_t s0 = 0; s0 < steps; s0 += kFoldColumns / kBf16Step) {
+      const int64_t s1 = std::min(steps, s0 + kFoldColumns / kBf16Step), span = s1 - s0;
+      for (int64_t r = 0; r < row_tiles * 16; ++r) {
+        uint8_t* out = folded + (r / 16) * span * kTileBytes + (r % 16) * 64;
+        if (r < rows)
+          fold_row(n0 + r, s0 * kBf16Step, s1 * kBf16Step, out);
+        else
+          for (int64_t s = 0; s < span; ++s) _mm512_store_si512(out + s * kTileBytes, _mm512_setzero_si512());
+      }
+      for (int64_t t = t0; t < t1; t += 2) {
+        const bool two = t + 1 < t1;
+        const uint8_t* b0 = x_tiles.bytes() + (t * steps + s0) * kTileBytes;
+        const uint8_t* b1 = two ? b0 + steps * kTileBytes : b0;
+        for (int64_t r = 0; r < row_tiles; r += 2) {
+          float* out = c + ((t - t0) * row_tiles + r) * 256;
+          float* out2 = out + row_tiles * 256;
+          if (s0 == 0) {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+          } else {
+            _tile_loadd(0, out, 64);
+            _tile_loadd(1, out + 256, 64);
+            if (two) {
+              _tile_loadd(2, out2, 64);
+              _tile_loadd(3, out2 + 256, 64);
+            }
+          }
+          const uint8_t* a0 = folded + r * span * kTileBytes;
+          const uint8_t* a1 = a0 + span * kTileBytes;
+          for (int64_t s = 0; s < span; ++s) {
+            _tile_loadd(6, b0 + s * kTileBytes, 64);
+            _tile_loadd(4, a0 + s * kTileBytes, 64);
+            _tile_loadd(5, a1 + s * kTileBytes, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 5, 6);
+            if (two) {
+              _tile_loadd(7, b1 + s * kTileBytes, 64);
+              _tile_dpbf16ps(2, 4, 7);
+              _tile_dpbf16ps(3, 5, 7);
+            }
+          }
+          _tile_stored(0, out, 64);
+          _tile_stored(1, out + 256, 64);
+          if (two) {
+            _tile_stored(2, out2, 64);
+            _tile_stored(3, out2 + 256, 64);
+          }
+        }
+        if (s1 == steps) {
+          finish(n0, rows, t, c + (t - t0) * row_tiles * 256, row_tiles);
+          if (two) finish(n0, rows, t + 1, c + (t + 1 - t0) * row_tiles * 256, row_tiles);
+        }
+      }
+    }
+  }
+}
+
+void Fold::finish(int64_t n0, int64_t rows, int64_t tile, const float* c, int64_t row_tiles) const {
+  alignas(64) float flat[16][kBlockRows];
+  const int64_t live = std::min<int64_t>(16, group.count - tile * 16);
+  for (int64_t r = 0; r < row_tiles; r += 2) {
+    for (int64_t half = 0; half < 2; ++half) {
+      __m512i m[16];
+      for (int64_t i = 0; i < 16; ++i) m[i] = _mm512_load_si512(c + (r + half) * 256 + i * 16);
+      transpose(m);
+      for (int64_t i = 0; i < live; ++i) _mm512_store_si512(flat[i] + half * 16, m[i]);
+    }
+    const int64_t left = std::min(kBlockRows, rows - r * 16);
+    for (int64_t i = 0; i < live; ++i)
+      store_row(p, p.order[group.begin + tile * 16 + i], n0 + r * 16, left, flat[i]);
+  }
+}
+
+}  // namespace
+}  // namespace amx
+
+bool amx_available() {
+  static const bool available = [] {
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bf16") ||
+        !__builtin_cpu_supports("avx512vbmi"))
+      return false;
+    unsigned a = 7, b = 0, c = 0, d = 0;
+    __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    const unsigned wanted = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
+    if ((d & wanted) != wanted) return false;
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA)
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return available;
+}
+
+void amx_linear(const Problem& p, int64_t fold_tokens, int workers) {
+  using namespace amx;
+  Few few(p);
+  few.prepare(fold_tokens);
+  std::vector<std::unique_ptr<Fold>> folds;
+  for (const Group& g : p.groups)
+    if (g.count >= fold_tokens && !untouched(p, g)) folds.push_back(std::make_unique<Fold>(p, g));
+  if (!folds.empty()) {
+    std::vector<std::pair<const Fold*, int64_t>> jobs;
+    for (const auto& fold : folds)
+      for (int64_t tile = 0; tile < fold->tiles; ++tile) jobs.emplace_back(fold.get(), tile);
+    Pieces pieces{int64_t(jobs.size())};
+    auto pack = [&](int) {
+      for (int64_t i = pieces.next(); i >= 0; i = pieces.next()) jobs[size_t(i)].first->pack_tile(jobs[size_t(i)].second);
+    };
+    run_workers(workers, pack);
+  }
+  const int64_t span = std::min(round_up(p.k, kBf16Step), kFoldColumns);
+  int64_t fold_rows = std::clamp<int64_t>(kFoldBytes / (span * 2) / 32 * 32, 32, 512);
+  fold_rows = std::min(fold_rows, std::max<int64_t>(32, round_up((p.n + 2 * workers - 1) / (2 * workers), 32)));
+  const int64_t fold_blocks = (p.n + fold_rows - 1) / fold_rows;
+  Pieces few_pieces{few.tokens.empty() ? 0 : (p.n + kBlockRows - 1) / kBlockRows};
+  Pieces fold_pieces{int64_t(folds.size()) * fold_blocks};
+  auto body = [&](int) {
+    Buffer scratch(6 * kTileBytes + 4 * kTileBytes);
+    if (!few.tokens.empty()) {
+      Buffer acc(int64_t(few.tokens.size()) * kBlockRows * 4);
+      int64_t piece = few_pieces.next();
+      while (piece >= 0) {
+        const int64_t next = few_pieces.next();
+        few.block(piece * kBlockRows, next < 0 ? -1 : next * kBlockRows, acc.floats(), scratch.bytes());
+        piece = next;
+      }
+    }
+    if (!folds.empty()) {
+      int64_t most = 0;
+      for (const auto& fold : folds) most = std::max(most, std::min(fold->tiles, kFoldTokens / 16));
+      Buffer folded(fold_rows * span * 2), c(most * (fold_rows / 16) * kTileBytes);
+      use_full_tiles();
+      for (int64_t piece = fold_pieces.next(); piece >= 0; piece = fold_pieces.next()) {
+        const int64_t n0 = piece % fold_blocks * fold_rows;
+        folds[size_t(piece / fold_blocks)]->block(n0, std::min(fold_rows, p.n - n0), folded.bytes(), c.floats());
+      }
+    }
+    _tile_release();
+  };
+  run_workers(workers, body);
+}
+
+}  // namespace zt
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#else
+namespace zt {
+bool amx_available() { return false; }
+void amx_linear(const Problem&, int64_t, int) {}
+}  // namespace zt
+#endif

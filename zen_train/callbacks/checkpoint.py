@@ -1,0 +1,70 @@
+"""`last.ckpt`: everything a resume needs, saved every N optimizer steps, appearing whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+
+from zen_train.callbacks.cadence import Cadence
+from zen_train.callbacks.validation import BestWeights
+from zen_train.errors import TrainingError
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Streams to a temporary sibling, then renames. Lightning's own builds the whole file in memory first (#21823)."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
+            free = shutil.disk_usage(path.parent).free
+            if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            kept = f"The previous {path.name} is kept." if path.exists() else "There is no earlier checkpoint."
+            raise TrainingError(
+                f"The checkpoint {path} could not be written ({error}); {free / 1e9:.2f} GB are free there. {kept} "
+                "Free space, or set output_dir to another disk, then continue with resume=auto."
+            ) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
+        """Tensors and plain values only (#21757, torchtune #1142): a checkpoint cannot run code."""
+        return torch.load(path, map_location=map_location or "cpu", weights_only=True, mmap=True)
+
+
+class SaveLast(L.Callback):
+    """Put it after the callbacks whose state it saves."""
+
+    def __init__(self, path: Path, *, every_n_steps: int, best: BestWeights) -> None:
+        self.path = path
+        self.cadence = Cadence(every_n_steps)
+        self.best = best
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.cadence.due(trainer.global_step):
+            trainer.save_checkpoint(self.path)
+            if trainer.is_global_zero:
+                self.best.prune()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_step": self.cadence.last_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.cadence.last_step = state_dict["last_step"]

@@ -1,0 +1,157 @@
+"""Decide how one parameter is held, and code it. Tensors in, tensors out; nothing is read or written here."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal
+
+import torch
+
+from zen_train.delta import roles
+from zen_train.delta.codec import SCALES, EncodedTensor, Scale, encode, square_distance
+from zen_train.delta.dtypes import ARITHMETIC_DTYPES, dtype_code
+from zen_train.delta.manifest import TensorEntry, part_name
+from zen_train.delta.pairing import Pair
+from zen_train.errors import DeltaError
+
+EmbeddingRule = Literal["auto", "sign", "dense"]
+EMBEDDING_RULES: tuple[EmbeddingRule, ...] = ("auto", "sign", "dense")
+SMALL_DENSE_NUMEL = 1 << 16
+"""Up to this size a dense tensor keeps float32: a norm costs nothing."""
+DENSE_MAX_RELATIVE_ERROR = 0.05
+"""A larger dense tensor is stored in the base's dtype when that rounding loses no more of ||D|| than this."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportOptions:
+    """How to code. Bounds are on ||D - D_hat|| / ||D|| of one tensor; a tensor beyond its bound is stored
+    dense.
+    """
+
+    scale: Scale = "row"
+    planes: int = 1
+    embedding: EmbeddingRule = "auto"  # embedding and head: by the bound, always packed, never packed
+    embedding_max_relative_error: float = 0.75
+    matrix_max_relative_error: float | None = None
+    transposed: Collection[str] | None = None  # parameters stored [in, out]; None: known from the model type
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALES:
+            raise DeltaError(f"scale={self.scale!r} is unknown; allowed: {', '.join(SCALES)}")
+        if self.embedding not in EMBEDDING_RULES:
+            raise DeltaError(
+                f"embedding={self.embedding!r} is unknown; allowed: {', '.join(EMBEDDING_RULES)}"
+            )
+        if self.planes < 1:
+            raise DeltaError(f"planes={self.planes} is not possible; at least 1 is needed")
+        if isinstance(self.transposed, str):
+            raise DeltaError("transposed must be a collection of parameter names, found one text")
+
+    def is_transposed(self, name: str, model_type: str | None) -> bool:
+        """True when `name` is stored `[in, out]`."""
+        return roles.is_transposed(name, model_type) if self.transposed is None else name in self.transposed
+
+    def max_relative_error(self, name: str) -> float | None:
+        """The bound that `name` must keep to be packed; None for no bound."""
+        if roles.is_embedding(name) or roles.is_head(name):
+            return {"auto": self.embedding_max_relative_error, "sign": None, "dense": -1.0}[self.embedding]
+        return self.matrix_max_relative_error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """An entry still without digests, the tensors it stores by suffix, and what was lost (squared norms)."""
+
+    entry: TensorEntry
+    parts: Mapping[str, torch.Tensor]
+    delta_square: float = 0.0
+    error_square: float = 0.0
+    noisy_zeros: float = 0.0
+
+
+def plain_entry(pair: Pair) -> TensorEntry:
+    """The entry of a pair before anything is decided."""
+    return TensorEntry(
+        kind="dense",
+        shape=pair.tuned.shape,
+        dtype=dtype_code(pair.base.dtype),
+        base_tensor=pair.base_name if pair.base_name != pair.name else None,
+    )
+
+
+def decide(
+    pair: Pair, base: torch.Tensor, tuned: torch.Tensor, options: ExportOptions, model_type: str | None
+) -> Decision:
+    """Code one parameter. Raises DeltaError for NaN or infinity in either tensor."""
+    entry = plain_entry(pair)
+    if not {base.dtype, tuned.dtype} <= ARITHMETIC_DTYPES:
+        if base.dtype == tuned.dtype and not pair.grown and torch.equal(base, tuned.to(base.device)):
+            return Decision(entry=replace(entry, kind="same"), parts={})
+        return Decision(entry=entry, parts={"dense": tuned})
+    shared = tuned[: base.shape[0]] if pair.grown else tuned
+    coded = None
+    if shared.dim() >= 2:
+        transposed = options.is_transposed(pair.name, model_type)
+        coded = encode(base, shared, scale=options.scale, planes=options.planes, transposed=transposed)
+        delta_square = coded.delta_square
+    else:
+        delta_square = square_distance(shared, base)
+    if not delta_square < float("inf"):
+        raise DeltaError("it holds NaN or infinite values")
+    packs = delta_square > 0 and coded is not None and _may_pack(pair, coded, options)
+    if delta_square > 0 and not packs:
+        stored, error_square = stored_form(tuned, base.dtype, delta_square)
+        relative_error = (error_square / delta_square) ** 0.5
+        entry = replace(entry, relative_error=relative_error)
+        return Decision(
+            entry=entry, parts={"dense": stored}, delta_square=delta_square, error_square=error_square
+        )
+    parts: dict[str, torch.Tensor] = {}
+    if packs and coded is not None:
+        entry = replace(
+            entry,
+            scale=options.scale,
+            planes=len(coded.planes),
+            transposed=coded.transposed,
+            zeros=coded.zeros,
+            relative_error=coded.relative_error,
+        )
+        for number, plane in enumerate(coded.planes):
+            parts[part_name("sign", number)] = plane.sign
+            parts[part_name("alpha", number)] = plane.alpha
+    if pair.grown:
+        added = tuned[base.shape[0] :]
+        parts["rows"], _ = stored_form(added, base.dtype, square_distance(added, torch.zeros_like(added)))
+        entry = replace(entry, kind="rows", base_rows=base.shape[0])
+    else:
+        entry = replace(entry, kind="sign" if packs else "same")
+    return Decision(
+        entry=entry,
+        parts=parts,
+        delta_square=delta_square,
+        error_square=coded.error_square if packs and coded is not None else 0.0,
+        noisy_zeros=coded.noisy_zeros if packs and coded is not None else 0.0,
+    )
+
+
+def stored_form(tensor: torch.Tensor, dtype: torch.dtype, delta_square: float) -> tuple[torch.Tensor, float]:
+    """`tensor` in the base's `dtype` where that is exact or costs little, else float32; and the squared
+    loss.
+    """
+    low = tensor.to(dtype)
+    error_square = square_distance(low, tensor)
+    bound = 0.0 if tensor.numel() <= SMALL_DENSE_NUMEL else DENSE_MAX_RELATIVE_ERROR**2 * delta_square
+    if error_square > bound or not error_square < float("inf"):
+        low, error_square = tensor.to(torch.float32), 0.0
+    if not bool(torch.isfinite(low).all()):
+        raise DeltaError("it holds NaN or infinite values")
+    return low, error_square
+
+
+def _may_pack(pair: Pair, coded: EncodedTensor, options: ExportOptions) -> bool:
+    """Packed is smaller than whole, and the error keeps its bound."""
+    packed_bytes = sum(p.sign.numel() + 4 * p.alpha.numel() for p in coded.planes)
+    if packed_bytes >= prod(coded.shape) * pair.base.dtype.itemsize:
+        return False
+    bound = options.max_relative_error(pair.name)
+    return bound is None or coded.relative_error <= bound

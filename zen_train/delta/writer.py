@@ -1,0 +1,271 @@
+"""Write a delta artifact: base and tuned model in, one published folder out. One tensor in memory at a time.
+
+What becomes of a parameter:
+  same   equal in value to the base's; nothing is stored
+  sign   two or more dimensions: one bit an element and float32 scales
+  rows   a vocabulary that grew: the shared rows packed (or unchanged), the added rows stored whole
+  dense  vectors, whatever is smaller whole than packed, and tensors beyond their error bound
+  tied   a second name of another parameter (or a head equal to the embedding that the base ties it to)
+It does not verify what it wrote: `verify_artifact` reads the files back.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import zen_train
+from zen_train.delta import roles
+from zen_train.delta.card import CARD_NAME, default_card
+from zen_train.delta.codec import Scale
+from zen_train.delta.decide import Decision, EmbeddingRule, ExportOptions, decide, plain_entry
+from zen_train.delta.fingerprint import quick_check, tensor_digest
+from zen_train.delta.manifest import CONFIG_NAME, METADATA_KEY, BaseInfo, DeltaConfig, TensorEntry
+from zen_train.delta.pairing import Pair, pair_tensors
+from zen_train.delta.publish import new_folder
+from zen_train.delta.report import ArtifactReport, TensorRow, summarise
+from zen_train.delta.shard_reader import PICKLE_SUFFIXES
+from zen_train.delta.shard_writer import DEFAULT_SHARD_BYTES, ShardWriter, header_entry_bytes
+from zen_train.delta.sources import TensorSource
+from zen_train.delta.strict_json import compact, readable
+from zen_train.errors import DeltaError
+
+_NO_DIGEST = "0" * 64
+_LONG_FIGURE = 0.000123456  # as many characters as a rounded figure can take
+_HEADER_SLACK_BYTES = 16  # per tensor
+
+
+def write_artifact(
+    folder: str | Path,
+    *,
+    base: TensorSource,
+    tuned: TensorSource,
+    base_info: BaseInfo,
+    variant: str,
+    step: int,
+    scale: Scale = "row",
+    planes: int = 1,
+    embedding: EmbeddingRule = "auto",
+    embedding_max_relative_error: float = 0.75,
+    matrix_max_relative_error: float | None = None,
+    transposed: Collection[str] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    sidecars: Iterable[str | Path] = (),
+    card: str | None = None,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    overwrite: bool = False,
+    on_tensor: Callable[[TensorRow], None] | None = None,
+) -> ArtifactReport:
+    """Export `tuned - base` to `folder`, published in one step. Peak memory is near the largest tensor.
+
+    `tuned` is read once, in the order of `export_order(tuned)`. `provenance` is plain JSON data (merge
+    history, training configuration, licence of the data). `sidecars` are tokenizer and chat-template files
+    to copy. Raises DeltaError for tensors that do not fit, NaN, infinity or another base, and OutputError
+    for a folder that exists or cannot be written; then nothing is left behind and an older artifact stays
+    as it was.
+    """
+    options = ExportOptions(
+        scale=scale,
+        planes=planes,
+        embedding=embedding,
+        embedding_max_relative_error=embedding_max_relative_error,
+        matrix_max_relative_error=matrix_max_relative_error,
+        transposed=transposed,
+    )
+    folder, copies = Path(folder), _check_sidecars(sidecars)
+    pairs, tied = pair_tensors(base, tuned)
+    quick_check(base, base_info.fingerprint, expected_label=base_info.label)
+    draft = _largest_entries(pairs, tied, options, base_info.model_type)
+    config = DeltaConfig(
+        variant=variant,
+        step=step,
+        base=base_info,
+        tensors=draft,
+        tied=base_info.tied,
+        vocab_size=max((p.tuned.shape[0] for p in pairs if p.grown), default=base_info.vocab_size),
+        provenance=dict(provenance or {}),
+        files={path.name: _file_digest(path) for path in copies},
+        created_by={"package": "zen_train", "version": zen_train.__version__},
+    )
+    header_room = _header_room_bytes(config)
+    needed_bytes = _upper_bytes(pairs, options) + 3 * header_room + sum(p.stat().st_size for p in copies)
+    with new_folder(folder, overwrite=overwrite, needed_bytes=needed_bytes) as temporary:
+        with ShardWriter(
+            temporary, "delta", header_room_bytes=header_room, max_shard_bytes=max_shard_bytes
+        ) as writer:
+            export = _Export(base, tuned, base_info, options, writer, on_tensor)
+            for pair in pairs:
+                export.add(pair, tied)
+            entries = export.finished_entries()
+            config = replace(config, tensors=entries, tied=variant_is_tied(entries, base_info))
+            document = config.to_json()
+            writer.finish({METADATA_KEY: compact(document)})
+        (temporary / CONFIG_NAME).write_text(readable(document), encoding="utf-8")
+        for path in copies:
+            shutil.copyfile(path, temporary / path.name)
+        (temporary / CARD_NAME).write_text(
+            card if card is not None else default_card(config), encoding="utf-8"
+        )
+        total_bytes = sum(path.stat().st_size for path in temporary.iterdir())
+    return summarise(
+        folder,
+        content_hash=config.content_hash,
+        total_bytes=total_bytes,
+        rows=export.rows,
+        tuned_numel=sum(pair.tuned.numel for pair in pairs),
+        covered_numel=sum(pair.tuned.numel for pair in pairs if pair.name in entries),
+        delta_square=export.delta_square,
+        error_square=export.error_square,
+        noisy=export.noisy,
+    )
+
+
+def variant_is_tied(entries: Mapping[str, TensorEntry], base: BaseInfo) -> bool:
+    """Whether head and embedding of the variant are one tensor: by its head entry, else as in the base."""
+    heads = [entry for name, entry in entries.items() if roles.is_head(name) and name.endswith(".weight")]
+    return any(entry.kind == "tied" for entry in heads) if heads else base.tied
+
+
+@dataclass
+class _Export:
+    """The state of one export: what was decided so far."""
+
+    base: TensorSource
+    tuned: TensorSource
+    base_info: BaseInfo
+    options: ExportOptions
+    writer: ShardWriter
+    on_tensor: Callable[[TensorRow], None] | None
+    entries: dict[str, TensorEntry] = field(default_factory=dict)
+    rows: list[TensorRow] = field(default_factory=list)
+    noisy: dict[str, float] = field(default_factory=dict)
+    delta_square: float = 0.0
+    error_square: float = 0.0
+    twin_digests: dict[str, str] = field(default_factory=dict)
+
+    def add(self, pair: Pair, tied: Mapping[str, str]) -> None:
+        """Read, decide, code and queue one parameter, and record the names tied to it."""
+        decision = self._decide(pair)
+        self.delta_square += decision.delta_square
+        self.error_square += decision.error_square
+        self.noisy[pair.name] = decision.noisy_zeros
+        for suffix, tensor in decision.parts.items():
+            self.writer.add(f"{pair.name}.{suffix}", tensor)
+        self._record(
+            pair.name, decision.entry, sum(t.numel() * t.element_size() for t in decision.parts.values())
+        )
+        for alias in (name for name, stored in tied.items() if stored == pair.name):
+            target = decision.entry.target or pair.name
+            entry = TensorEntry(
+                kind="tied", shape=pair.tuned.shape, dtype=decision.entry.dtype, target=target
+            )
+            self._record(alias, entry, 0)
+
+    def finished_entries(self) -> dict[str, TensorEntry]:
+        """All entries with the digests of what was written."""
+        digests = self.writer.digests()
+        return {
+            name: replace(
+                entry, parts={suffix: digests[f"{name}.{suffix}"] for suffix in entry.expected_parts()}
+            )
+            for name, entry in self.entries.items()
+        }
+
+    def _decide(self, pair: Pair) -> Decision:
+        tuned = self.tuned.get(pair.name)
+        if pair.base_name in self.base.aliases().values():
+            # The base ties two names to this tensor. An untied tuned model that still holds equal copies is stored once.
+            digest = tensor_digest(tuned)
+            twin = self.twin_digests.setdefault(digest, pair.name)
+            if twin != pair.name:
+                return Decision(
+                    entry=replace(plain_entry(pair), kind="tied", base_tensor=None, target=twin), parts={}
+                )
+        try:
+            return decide(pair, self.base.get(pair.base_name), tuned, self.options, self.base_info.model_type)
+        except DeltaError as error:
+            raise DeltaError(
+                f"{pair.name}: {error}. base: {self.base.label}; tuned: {self.tuned.label}"
+            ) from error
+
+    def _record(self, name: str, entry: TensorEntry, size_bytes: int) -> None:
+        self.entries[name] = entry
+        row = TensorRow(name, entry.kind, entry.shape, size_bytes, entry.zeros, entry.relative_error)
+        self.rows.append(row)
+        if self.on_tensor is not None:
+            self.on_tensor(row)
+
+
+def _check_sidecars(sidecars: Iterable[str | Path]) -> list[Path]:
+    copies = [Path(path) for path in sidecars]
+    for path in copies:
+        if not path.is_file():
+            raise DeltaError(
+                f"sidecar {path} is not a file; give tokenizer and chat-template files that exist"
+            )
+        if path.suffix in PICKLE_SUFFIXES:
+            raise DeltaError(f"sidecar {path} may be a pickle; an artifact holds none")
+        if (
+            path.name in (CARD_NAME, CONFIG_NAME)
+            or path.suffix == ".safetensors"
+            or path.name.startswith(".")
+        ):
+            raise DeltaError(
+                f"sidecar {path}: the name {path.name} is taken by the artifact itself or hidden; rename it"
+            )
+    names = [path.name for path in copies]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DeltaError(f"sidecar {twice[0]} is given twice; an artifact is one flat folder")
+    return copies
+
+
+def _file_digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _largest_entries(
+    pairs: list[Pair], tied: Mapping[str, str], options: ExportOptions, model_type: str | None
+) -> dict[str, TensorEntry]:
+    """The longest entry that each parameter can get, for the room that the header needs."""
+    entries = {}
+    for pair in pairs:
+        entry = replace(plain_entry(pair), zeros=_LONG_FIGURE, relative_error=_LONG_FIGURE)
+        if len(pair.tuned.shape) >= 2:
+            transposed = options.is_transposed(pair.name, model_type)
+            entry = replace(
+                entry, kind="sign", scale=options.scale, planes=options.planes, transposed=transposed
+            )
+        if pair.grown:
+            entry = replace(entry, kind="rows", base_rows=pair.base.shape[0])
+        entries[pair.name] = replace(entry, parts=dict.fromkeys(entry.expected_parts(), _NO_DIGEST))
+    for alias, stored in tied.items():
+        shape = entries[stored].shape
+        entries[alias] = TensorEntry(kind="tied", shape=shape, dtype=entries[stored].dtype, target=stored)
+    return entries
+
+
+def _header_room_bytes(config: DeltaConfig) -> int:
+    room = len(json.dumps({"__metadata__": {"format": "pt", METADATA_KEY: compact(config.to_json())}}))
+    for name, entry in config.tensors.items():
+        room += _HEADER_SLACK_BYTES
+        for suffix, (dtype, shape) in entry.expected_parts().items():
+            room += header_entry_bytes(f"{name}.{suffix}", dtype or "BF16", shape)
+    return room
+
+
+def _upper_bytes(pairs: list[Pair], options: ExportOptions) -> int:
+    """The most that the tensors can take: packed where that is certain, float32 elsewhere."""
+    total = 0
+    for pair in pairs:
+        certain = (
+            len(pair.tuned.shape) >= 2 and options.max_relative_error(pair.name) is None and not pair.grown
+        )
+        per_row = options.planes * (pair.tuned.shape[-1] // 8 + 5) if certain else 0
+        packed = prod(pair.tuned.shape[:-1]) * per_row
+        total += packed if certain else 4 * pair.tuned.numel
+    return total

@@ -1,0 +1,253 @@
+"""The LightningModule around a causal language model: float32 masters, token-normalised loss, AdamW, cosine.
+
+It trains what `TuningSection` names and knows nothing of merging, exporting or reporting. Its checkpoint holds
+the trainable parameters only; what is frozen is the base, and the base is on disk already.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from zen_train.base import Base, quiet_transformers
+from zen_train.shards import write_full_
+from zen_train.config import OptimSection, TrainerSection, TuningSection
+from zen_train.errors import ConfigError, TrainingError
+from zen_train.loss import IGNORE, head_nll, logits_nll, shifted
+
+Batch = dict[str, Any]
+
+
+class CausalLM(L.LightningModule):
+    """One base model under training.
+
+    A batch is what `TextDataModule` yields: `input_ids`, `labels`, `position_ids` of shape [B, T], `window_tokens`
+    (labelled tokens of the whole optimizer step, over all micro-batches and ranks) and `record_ids`.
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        *,
+        attention: str = "sdpa",
+        tuning: TuningSection,
+        optim: OptimSection,
+        trainer: TrainerSection,
+    ) -> None:
+        super().__init__()
+        self.base = base
+        self.attention = attention
+        self.tuning, self.optim, self.settings = tuning, optim, trainer
+        self.strict_loading = False  # a checkpoint holds what is trained, not what is frozen
+        self.window_nll = 0.0
+        self.model: PreTrainedModel | None = None
+
+    # -- building ---------------------------------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        """Build the model on first use, sharded from the start when the trainer has a device mesh."""
+        if self.model is not None:
+            return
+        sharded = self.device_mesh is not None
+        self.model = self._sharded_model() if sharded else self._whole_model()
+        self._freeze()
+        if self.settings.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.head_is_linear = not sharded and _head_is_linear(self.model)
+        if self.settings.compile:
+            self.model.get_decoder().compile()  # in place: parameter names stay as they are
+        self.model.train()
+
+    def _whole_model(self) -> PreTrainedModel:
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(
+                self.base.folder, dtype=torch.float32, attn_implementation=self.attention
+            )
+        if self.tuning.method == "lora":
+            from peft import LoraConfig, get_peft_model
+
+            lora = self.tuning.lora
+            model = get_peft_model(
+                model,
+                LoraConfig(
+                    r=lora.rank,
+                    lora_alpha=lora.alpha,
+                    lora_dropout=lora.dropout,
+                    target_modules=lora.target_modules,
+                    task_type="CAUSAL_LM",
+                ),
+            )
+        return model
+
+    def _sharded_model(self) -> PreTrainedModel:
+        """FSDP2: parameters are born on the meta device, sharded block by block, then filled from the base's files."""
+        if self.tuning.method == "lora":
+            raise ConfigError("tuning.method=lora with trainer.strategy=fsdp2 is not supported. Use strategy=ddp.")
+        from accelerate import init_empty_weights
+
+        config = AutoConfig.from_pretrained(self.base.folder, dtype=torch.float32)
+        with init_empty_weights(include_buffers=False):
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=self.attention
+            )
+        model.tie_weights()
+        mesh = self.device_mesh["data_parallel"] if self.device_mesh else None
+        for block in _blocks(model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        source = self.base.source()
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if isinstance(parameter, DTensor) and parameter.device.type == "meta":
+                    module.register_parameter(name, nn.Parameter(torch.empty_like(parameter, device=self.device)))
+        model.tie_weights()
+        _fill_(model, ((name, source.get(name)) for name, _ in model.named_parameters()))
+        return model
+
+    def _freeze(self) -> None:
+        assert self.model is not None
+        if self.tuning.freeze_embeddings:
+            for module in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
+                module.requires_grad_(False)
+        blocks = _blocks(self.model)
+        if self.tuning.freeze_layers > len(blocks):
+            raise ConfigError(
+                f"tuning.freeze_layers={self.tuning.freeze_layers}: the model has {len(blocks)} blocks. "
+                f"Use 0 to {len(blocks)}."
+            )
+        for block in blocks[: self.tuning.freeze_layers]:
+            block.requires_grad_(False)
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            raise ConfigError("tuning freezes every parameter: nothing would be trained. Freeze less.")
+
+    # -- loss -------------------------------------------------------------------------------------------------------
+
+    def nll(self, batch: Batch) -> Tensor:
+        """Summed negative log-likelihood of the labelled tokens of a batch. float32 scalar."""
+        assert self.model is not None
+        inputs = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], "use_cache": False}
+        if not self.head_is_linear:
+            return logits_nll(self.model(**inputs).logits, batch["labels"])
+        hidden_BTD = self.model.get_decoder()(**inputs)[0]
+        label_BT = shifted(batch["labels"])
+        kept_BT = label_BT != IGNORE
+        return head_nll(hidden_BTD[kept_BT], self.model.get_output_embeddings(), label_BT[kept_BT])
+
+    def training_step(self, batch: Batch, batch_index: int) -> Tensor:
+        nll = self.nll(batch)
+        value = nll.item()
+        if not math.isfinite(value):
+            records = sorted({record for block in batch["record_ids"] for record in block})
+            raise TrainingError(
+                f"The loss became {value} at optimizer step {self.trainer.global_step + 1}. The batch held: "
+                f"{', '.join(records[:8])}{' ...' if len(records) > 8 else ''}. The last good checkpoint is kept. "
+                "Lower optim.learning_rate, raise optim.warmup_steps, or look at these records; then resume=auto."
+            )
+        self.window_nll += value
+        # Lightning divides by the accumulation and DDP averages over ranks; the window's token count undoes both, so
+        # that every token of an optimizer step weighs the same however the step was split (torchtune PR#1875).
+        return nll * (self.trainer.accumulate_grad_batches * self.trainer.world_size / int(batch["window_tokens"]))
+
+    def validation_step(self, batch: Batch, batch_index: int) -> None:
+        tokens = int((batch["labels"] != IGNORE).sum())
+        self.log("val/loss", self.nll(batch) / max(tokens, 1), batch_size=max(tokens, 1), sync_dist=True)
+
+    # -- optimizer --------------------------------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        config = self.optim
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        matrices = [parameter for parameter in trained if parameter.ndim >= 2]
+        others = [parameter for parameter in trained if parameter.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.eps,
+            fused=not any(isinstance(parameter, DTensor) for parameter in trained),
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: learning_rate_share(step, config, self.settings.max_steps)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    # -- checkpoint -------------------------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Only what is trained: a checkpoint never repeats the base (#21823)."""
+        trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        return {name: tensor for name, tensor in super().state_dict(*args, **kwargs).items() if name in trained}
+
+
+def learning_rate_share(step: int, config: OptimSection, max_steps: int) -> float:
+    """Share of the peak learning rate at an optimizer step: linear warm-up, then cosine to the final share."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return 1.0
+    progress = min(1.0, (step - config.warmup_steps) / max(1, max_steps - config.warmup_steps))
+    floor = config.final_learning_rate_share
+    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def load_weights_(module: CausalLM, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Overwrite parameters by their names in the base's files, in place, one at a time.
+
+    Same Parameter, same storage, so optimizers and compiled graphs stay valid. LoRA adapters are switched off:
+    the weights given replace the sum of matrix and adapter.
+    """
+    assert module.model is not None
+    if module.tuning.method == "lora":
+        module.model.unload()
+        module.model = module.model.get_base_model()
+    _fill_(module.model, weights)
+
+
+@torch.no_grad()
+def _fill_(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
+    parameters = dict(model.named_parameters())
+    for name, tensor in weights:
+        if name in parameters:
+            write_full_(parameters[name], tensor)
+
+
+def trained_parameters(module: CausalLM) -> Iterator[tuple[str, nn.Parameter]]:
+    """(name inside the Hugging Face model, parameter) of everything that is trained."""
+    assert module.model is not None
+    for name, parameter in module.model.named_parameters():
+        if parameter.requires_grad:
+            yield name, parameter
+
+
+def _blocks(model: PreTrainedModel) -> nn.ModuleList:
+    """The stack of transformer blocks: the longest ModuleList of the decoder."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise ConfigError(f"{type(model).__name__} has no stack of blocks; it cannot be frozen or sharded by block.")
+    return max(lists, key=len)
+
+
+@torch.no_grad()
+def _head_is_linear(model: PreTrainedModel) -> bool:
+    """Whether logits are exactly `head(hidden)`: true for Llama, Mistral, Qwen, GPT-2; false with soft caps and scales."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        return False
+    was_training = model.training
+    model.eval()
+    probe = torch.arange(4, device=head.weight.device)[None]
+    same = torch.equal(head(model.get_decoder()(input_ids=probe)[0]), model(input_ids=probe).logits)
+    model.train(was_training)
+    return same

@@ -88,7 +88,7 @@ class TrainerSection(Section):
     )
     checkpoint_every_n_steps: Positive | None = Field(None, description="optimizer steps; null: as validation")
     log_every_n_steps: Positive = Field(1, description="optimizer steps")
-    precision: Literal["bf16-mixed", "32-true", "16-mixed"] = Field(
+    precision: Literal["bf16-mixed", "32-true"] = Field(
         "bf16-mixed", description="master weights stay float32 in every choice"
     )
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"

@@ -48,6 +48,7 @@ class CausalLM(L.LightningModule):
         self.tuning, self.optim, self.settings = tuning, optim, trainer
         self.strict_loading = False  # a checkpoint holds what is trained, not what is frozen
         self.window_nll = 0.0
+        self.gradient_norm = math.nan
         self.model: PreTrainedModel | None = None
 
     # -- building ---------------------------------------------------------------------------------------------------
@@ -182,6 +183,19 @@ class CausalLM(L.LightningModule):
             optimizer, lambda step: learning_rate_share(step, config, self.settings.max_steps)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip by global norm. Lightning refuses this for a fused optimizer, which needs it no less without a scaler."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val or math.inf)
+        self.gradient_norm = norm.full_tensor().item() if isinstance(norm, DTensor) else norm.item()
+        if not math.isfinite(self.gradient_norm):
+            raise TrainingError(
+                f"The gradient norm became {self.gradient_norm} at optimizer step {self.trainer.global_step + 1}; the "
+                "weights were not changed by it and the last good checkpoint is kept. Lower optim.learning_rate or raise "
+                "optim.warmup_steps, then resume=auto."
+            )
 
     # -- checkpoint -------------------------------------------------------------------------------------------------
 

@@ -65,38 +65,43 @@ class RunFolder:
             )
         return path
 
-    def prepare(self, *, resume: Path | None, overwrite: bool) -> None:
-        """Make the folder, or refuse it when it holds a run that this one does not continue.
+    def check_free(self, *, resume: Path | None, overwrite: bool) -> None:
+        """Refuse the folder when it holds a run that this one neither continues nor replaces. Changes nothing.
 
         Raises:
-            OutputError: the folder exists and holds files, or cannot be written.
+            OutputError: with the settings that would be accepted.
         """
         if self.root.exists() and not self.root.is_dir():
             raise OutputError(f"output_dir={self.root} is a file. Choose a folder with output_dir=PATH.")
-        if resume is None and self.root.is_dir() and any(self.root.iterdir()):
-            if not overwrite:
-                raise OutputError(
-                    f"output_dir={self.root} already holds files. Continue that run with resume=auto, replace it with "
-                    "overwrite=true, or choose another folder with output_dir=PATH."
-                )
-            if not self.config.is_file():
-                raise OutputError(
-                    f"output_dir={self.root} holds files that no zen_train run made (no {CONFIG_FILE}); overwrite=true "
-                    "does not delete those. Choose another folder with output_dir=PATH."
-                )
-            shutil.rmtree(self.root)
+        if resume is not None or not self.root.is_dir() or not any(self.root.iterdir()):
+            return
+        if not overwrite:
+            raise OutputError(
+                f"output_dir={self.root} already holds files. Continue that run with resume=auto, replace it with "
+                "overwrite=true, or choose another folder with output_dir=PATH."
+            )
+        if not self.config.is_file():
+            raise OutputError(
+                f"output_dir={self.root} holds files that no zen_train run made (no {CONFIG_FILE}); overwrite=true "
+                "does not delete those. Choose another folder with output_dir=PATH."
+            )
+
+    def create(self, resolved: dict[str, object], *, resume: Path | None) -> None:
+        """Make the folder (emptied first, unless the run resumes) and keep the resolved configuration in it.
+
+        Call it after `check_free` and once nothing else can refuse the run.
+
+        Raises:
+            OutputError: the folder cannot be written.
+        """
         try:
+            if resume is None and self.root.is_dir():
+                shutil.rmtree(self.root)
             self.root.mkdir(parents=True, exist_ok=True)
-            probe = self.root / ".writable"
-            probe.touch()
-            probe.unlink()
+            temporary = self.config.with_suffix(".tmp")
+            temporary.write_text(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
+            os.replace(temporary, self.config)
         except OSError as error:
             raise OutputError(
                 f"output_dir={self.root} cannot be written ({error.strerror}). Choose another with output_dir=PATH."
             ) from error
-
-    def save_config(self, resolved: dict[str, object]) -> None:
-        """Keep the full resolved configuration with the run."""
-        temporary = self.config.with_suffix(".tmp")
-        temporary.write_text(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
-        os.replace(temporary, self.config)

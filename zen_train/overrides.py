@@ -78,9 +78,11 @@ def explain(error: ValidationError) -> ConfigError:
         where = ".".join(str(part) for part in problem["loc"] if part not in ("corpus", "jsonl", "parquet", "text"))
         if problem["type"] == "extra_forbidden":
             lines.append(f"unknown setting {where!r}.{_nearest(where, list(schema_keys(RunConfig)))}")
+        elif problem["type"] == "value_error":
+            lines.append(problem["msg"].removeprefix("Value error, "))
         else:
             where = where or "configuration"
-            lines.append(f"{where}={problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}")
+            lines.append(f"{where}={problem['input']!r}: {problem['msg']}")
     return ConfigError("\n".join(lines))
 
 
@@ -101,7 +103,8 @@ def _check_choice(group: str, value: str, choices: list[str]) -> None:
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+    close = [key for key in known if len(name) > 2 and key.startswith(name)][:2]
+    close = close or difflib.get_close_matches(name, known, n=2, cutoff=0.5)
     if not close:  # the right key in the wrong section, or none
         last = name.rsplit(".", 1)[-1]
         tails = {key.rsplit(".", 1)[-1]: key for key in known}

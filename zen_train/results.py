@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import subprocess
+import sys
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from importlib import metadata
@@ -56,6 +58,7 @@ def collect_results(
             artifact=_shown(folder.delta),
             report=_shown(folder.report),
             checkpoint=_shown(folder.last_checkpoint),
+            base=_shown(base.folder),
         ),
         steps=config.trainer.max_steps,
         tokens=callbacks.curves.tokens_total,
@@ -93,6 +96,7 @@ def provenance(config: RunConfig) -> Provenance:
         versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         commit=_commit(),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=shlex.join(["python", "-m", "zen_train", *sys.argv[1:]]),
         seed=config.seed,
     )
 

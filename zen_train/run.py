@@ -20,6 +20,7 @@ from zen_train.base import prepare_base
 from zen_train.config import RunConfig
 from zen_train.data.load import data_module
 from zen_train.delta import BaseInfo
+from zen_train.delta.card import replace_card
 from zen_train.errors import ConfigError, OutputError
 from zen_train.evaluate import Evaluator
 from zen_train.module import CausalLM
@@ -44,10 +45,11 @@ def run(config: RunConfig, *, console: Console) -> RunResults | None:
     folder = RunFolder(Path(config.output_dir).expanduser().absolute())
     checkpoint = folder.resume_path(config.resume)
     if leader:
-        folder.prepare(resume=checkpoint, overwrite=config.overwrite)
-        folder.save_config(config.model_dump(mode="json"))
+        folder.check_free(resume=checkpoint, overwrite=config.overwrite)
         _announce(config, console)
-    tracking = resolve_wandb(config.logger.wandb)  # before anything slow: it must never ask later
+    tracking = resolve_wandb(config.logger.wandb, run_folder=folder.root)  # before anything slow: it must never ask
+    if leader:
+        console.print(tracking.line(), style="dim", soft_wrap=True)
     L.seed_everything(config.seed, workers=True, verbose=False)
 
     base = prepare_base(config.base)
@@ -79,6 +81,9 @@ def run(config: RunConfig, *, console: Console) -> RunResults | None:
         console=console,
         provenance=lambda: artifact_provenance(config, callbacks),
     )
+    data.setup()
+    if leader:
+        folder.create(config.model_dump(mode="json"), resume=checkpoint)
     loggers = make_loggers(folder.root, decision=tracking, config=config.logger, run_name=config.variant.name)
     trainer = build_trainer(config, callbacks, loggers=loggers)
     fit_started = time.perf_counter()
@@ -116,7 +121,7 @@ def publish(results: RunResults, folder: RunFolder) -> None:
     write_metrics(results, folder.metrics)
     write_html(results, folder.report)
     write_picture(results, folder.picture)
-    (folder.delta / "README.md").write_text(model_card(results))
+    replace_card(folder.delta, model_card(results))
 
 
 def artifact_provenance(config: RunConfig, callbacks: Callbacks) -> dict[str, Any]:
@@ -179,5 +184,4 @@ def _quiet_libraries() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*`limit_val_batches=0`.*")
-    warnings.filterwarnings("ignore", message=".*You defined a `validation_step` but have no `val_dataloader`.*")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="lightning.*")

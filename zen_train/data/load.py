@@ -1,8 +1,9 @@
-"""From configuration to a corpus and a DataModule: the one place where the data section meets the data code."""
+"""From configuration to a corpus and a DataModule: where the data section meets the data code."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def data_module(
 ) -> TextDataModule:
     """The DataModule of a run; nothing is fetched or read before its `setup`."""
     return TextDataModule(
-        lambda: load_corpus(data, variant),
+        partial(load_corpus, data, variant),
         tokenizer=tokenizer,
         context_tokens=data.context_tokens,
         batch_size=data.batch_size,

@@ -1,8 +1,8 @@
-"""The two iterables behind the DataModule: an order that can stop anywhere and go on, and a fixed held-out set.
+"""The iterables behind the DataModule: an order that can stop anywhere and go on, and a fixed held-out set.
 
-Batches are dictionaries: `input_ids`, `labels`, `position_ids` `[B, T]` int64; `window_tokens`, a plain int;
-`record_ids`, the names of the records in each block. Blocks are cut from arrays in memory, so there are no worker
-processes: a batch costs microseconds against a training step.
+Batches are dictionaries: `input_ids`, `labels`, `position_ids` `[B, T]` int64; `window_tokens`, a plain
+int; `record_ids`, the names of the records in each block. Blocks are cut from arrays in memory, so there
+are no worker processes: a batch costs microseconds against a training step.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from zen_train.errors import DataError
 class Batch(TypedDict):
     """One micro-batch.
 
-    `window_tokens` counts the labels of everything that the loss is averaged over: for training the optimizer
-    step (all micro-batches of the accumulation window, over all ranks), for evaluation the whole held-out set.
-    A sum of token losses divided by it, added up over those micro-batches and ranks, is the mean loss per token.
+    `window_tokens` counts the labels of everything that the loss is averaged over: for training the
+    optimizer step (all micro-batches of the accumulation window, over all ranks), for evaluation the whole
+    held-out set. A sum of token losses divided by it, added up over those micro-batches and ranks, is the
+    mean loss per token.
     """
 
     input_ids: Tensor
@@ -54,7 +55,7 @@ class Blocks:
         self.block_tokens = block_tokens
         self.pad_token_id = pad_token_id
         self.seed = seed
-        self.plan = BlockPlan(examples.lengths, block_tokens=block_tokens, seed=seed)
+        self.plan = BlockPlan(examples.lengths.tolist(), block_tokens=block_tokens, seed=seed)
         loss = examples.loss.astype(np.int64)
         loss[examples.starts[:-1]] = 0  # the first label of each example is masked in a block
         self._labels = np.add.reduceat(loss, examples.starts[:-1])
@@ -75,17 +76,18 @@ class Blocks:
     def identity(self) -> str:
         """A digest of the tokens, the block length and the seed: of all that decides the order."""
         digest = hashlib.sha256(f"{self.block_tokens} {self.seed}".encode())
-        digest.update(np.ascontiguousarray(self.examples.starts))
-        digest.update(np.ascontiguousarray(self.examples.ids))
+        digest.update(self.examples.starts.tobytes())
+        digest.update(self.examples.ids.tobytes())
         return digest.hexdigest()[:32]
 
 
 class TrainLoader:
     """Exactly `steps * accumulate` batches for one rank; `state_dict` and `load_state_dict` go on mid-way.
 
-    Step s takes the blocks from `s * accumulate * world_size * batch_size` on: its micro-batch a gives rank r
-    the blocks at offset `(a * world_size + r) * batch_size`. So 1 x 4, 4 x 1 and two ranks see the same blocks a step.
-    Lightning calls `load_state_dict` before `iter`, and an iterator without loaded state starts from the front.
+    Step s takes the blocks from `s * accumulate * world_size * batch_size` on: its micro-batch a gives rank
+    r the blocks at offset `(a * world_size + r) * batch_size`. So 1 x 4, 4 x 1 and two ranks see the same
+    blocks a step. Lightning calls `load_state_dict` before `iter`, and an iterator without loaded state
+    starts from the front.
     """
 
     def __init__(
@@ -141,8 +143,8 @@ class TrainLoader:
             changed = ", ".join(key for key in ours if state["order"].get(key) != ours[key])
             raise DataError(
                 f"the checkpoint cannot be resumed: its order of batches differs in {changed} "
-                f"(checkpoint {state['order']}, now {ours}). Resume with the same data, seed, batch size, accumulation "
-                "and number of processes, or start afresh."
+                f"(checkpoint {state['order']}, now {ours}). Resume with the same data, seed, batch size, "
+                "accumulation and number of processes, or start afresh."
             )
         self._resume_at = int(state["next_batch"])
 
@@ -171,7 +173,7 @@ class FixedLoader:
 def heldout_batches(
     blocks: Blocks, *, eval_tokens: int, batch_size: int, rank: int = 0, world_size: int = 1
 ) -> list[Batch]:
-    """The first blocks of one epoch, up to `eval_tokens` places; every rank gets the same number of batches."""
+    """The first blocks of one epoch, up to `eval_tokens` places; each rank gets as many batches."""
     count = min(max(1, eval_tokens // blocks.block_tokens), blocks.plan.epoch_blocks())
     window_tokens = sum(blocks.label_tokens(i) for i in range(count))
     per_round = batch_size * world_size

@@ -1,8 +1,8 @@
 """The Lightning DataModule: a corpus in, packed batches out, with a fixed order that survives interruption.
 
-Use it with `Trainer(use_distributed_sampler=False, max_steps=...)`: it shards by rank itself, and one pass over
-the training loader is exactly `max_steps * accumulate` micro-batches, so Lightning sees a single epoch.
-It knows nothing of Hydra, of the model, or of where the records come from.
+Use it with `Trainer(use_distributed_sampler=False, max_steps=...)`: it shards by rank itself, and one pass
+over the training loader is exactly `max_steps * accumulate` micro-batches, so Lightning sees a single
+epoch. It knows nothing of Hydra, of the model, or of where the records come from.
 """
 
 from __future__ import annotations

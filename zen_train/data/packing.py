@@ -1,11 +1,12 @@
-"""Examples packed into blocks of fixed length, with attention that never crosses from one document to the next.
+"""Examples packed into blocks of fixed length, with attention that never crosses into another document.
 
 Legend: T block length in tokens, B blocks in a batch, N examples.
 
-`position_ids` restart at 0 with each example. transformers (5.x) reads document borders from them when it gets
-no `attention_mask` and no cache, so a forward must pass `use_cache=False`: `model_inputs` does. For a model that
-ignores position ids, `document_mask` gives the 4-D mask, and `separates_documents` tells which kind a model is.
-The plan of blocks is a pure function of (lengths, seed, index); it holds no tokens and no torch state.
+`position_ids` restart at 0 with each example. transformers (5.x) reads document borders from them when it
+gets no `attention_mask` and no cache, so a forward must pass `use_cache=False`: `model_inputs` does. For a
+model that ignores position ids, `document_mask` gives the 4-D mask, and `separates_documents` tells which
+kind a model is. The plan of blocks is a pure function of (lengths, seed, index); it holds no tokens and no
+torch state.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -22,9 +22,8 @@ from torch import Tensor
 from zen_train.data.token_set import TokenisedSet
 from zen_train.data.tokenise import IGNORE
 
-WINDOW_EXAMPLES = (
-    2048  # examples shuffled and packed together: large enough to fill blocks, small enough to be lazy
-)
+WINDOW_EXAMPLES = 2048
+"""Examples that are shuffled and packed together: enough to fill blocks well, few enough to be lazy."""
 
 
 def pack(lengths: Sequence[int], *, block_tokens: int) -> list[list[int]]:
@@ -34,7 +33,8 @@ def pack(lengths: Sequence[int], *, block_tokens: int) -> list[list[int]]:
         lengths: tokens of each example, each at most `block_tokens`.
 
     Returns:
-        The indices in each block. Uses at most 11/9 of the best possible number of blocks, plus one (Johnson 1973).
+        The indices in each block. Uses at most 11/9 of the best possible number of blocks, plus one
+        (Johnson 1973).
     """
     assert all(0 < n <= block_tokens for n in lengths), "examples are cut to the block length before packing"
     blocks: list[list[int]] = []
@@ -66,7 +66,7 @@ class BlockPlan:
         self._seed = seed
         self._windows_per_epoch = -(-len(self._lengths) // WINDOW_EXAMPLES)
         self._first_block = [0]  # of each window seen so far, and of the one after
-        self._packed = lru_cache(maxsize=2)(self._pack_window)
+        self._recent: dict[int, list[tuple[int, ...]]] = {}
 
     def __getitem__(self, index: int) -> tuple[int, ...]:
         while self._first_block[-1] <= index:
@@ -74,6 +74,13 @@ class BlockPlan:
             self._first_block.append(self._first_block[-1] + len(self._packed(window)))
         window = bisect_left(self._first_block, index + 1) - 1
         return self._packed(window)[index - self._first_block[window]]
+
+    def _packed(self, window: int) -> list[tuple[int, ...]]:
+        if window not in self._recent:
+            if len(self._recent) > 1:  # an order is read from front to back: two windows are enough
+                self._recent.pop(next(iter(self._recent)))
+            self._recent[window] = self._pack_window(window)
+        return self._recent[window]
 
     def epoch_blocks(self) -> int:
         """How many blocks the first epoch has."""
@@ -139,13 +146,14 @@ def empty_block(*, block_tokens: int, pad_token_id: int) -> Block:
 def model_inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor | bool]:
     """The keyword arguments of a packed forward: `model(**model_inputs(batch))`.
 
-    Without `use_cache=False` transformers makes a cache, and with a cache it does not look for document borders.
+    Without `use_cache=False` transformers makes a cache, and with a cache it does not look for document
+    borders.
     """
     return {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], "use_cache": False}
 
 
 def document_mask(position_ids: Tensor) -> Tensor:
-    """May query i see key j? Boolean `[B, 1, T, T]`: same document and not later. Documents start at position 0."""
+    """May query i see key j? Boolean `[B, 1, T, T]`: in its document and not later. Position 0 starts one."""
     document_BT = (position_ids == 0).cumsum(-1)
     same_BTT = document_BT[:, :, None] == document_BT[:, None, :]
     return torch.tril(same_BTT)[:, None]

@@ -1,7 +1,7 @@
 """Users' own data: JSON lines, parquet and text files, turned into records that errors can name.
 
-A row is a chat (`messages`), a prompt with its completion, or a text; which one is decided row by row from the
-fields it has. Everything wrong with a row is an error with file and line: nothing is skipped.
+A row is a chat (`messages`), a prompt with its completion, or a text; which one is decided row by row from
+the fields it has. Everything wrong with a row is an error with file and line: nothing is skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zen_train.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """The names of the columns. Where a row has several of them, messages win over prompt, and prompt over text."""
+    """Names of columns. Where a row has several, messages win over prompt, and prompt over text."""
 
     messages: str = "messages"
     role: str = "role"
@@ -55,7 +55,8 @@ def read_jsonl(path: Path, fields: Fields) -> Iterator[Record]:
                 ) from error
             except json.JSONDecodeError as error:
                 raise DataError(
-                    f"{origin}: not JSON: {error.msg} at column {error.colno}; each line must be one JSON object"
+                    f"{origin}: not JSON: {error.msg} at column {error.colno}; "
+                    "each line must be one JSON object"
                 ) from error
             if not isinstance(row, dict):
                 raise DataError(
@@ -71,7 +72,8 @@ def read_parquet(path: Path, fields: Fields) -> Iterator[Record]:
     """The records of a parquet file, or of all `*.parquet` files of a folder.
 
     Raises:
-        DataError: no such file, no rows, no usable column, or a bad row; the message has file and row (from 0).
+        DataError: no such file, no rows, no usable column, or a bad row; the message has file and row (from
+        0).
     """
     files = sorted(path.glob("**/*.parquet")) if path.is_dir() else [_existing_file(path)]
     found = False
@@ -82,7 +84,7 @@ def read_parquet(path: Path, fields: Fields) -> Iterator[Record]:
             if not wanted:
                 raise DataError(
                     f"{file}: none of the columns {', '.join(_column_names(fields))}; it has "
-                    f"{', '.join(table.schema_arrow.names)}. Name yours, for example data.prompt_field=question."
+                    f"{', '.join(table.schema_arrow.names)}. Name yours, like data.prompt_field=question."
                 )
             number = 0
             for batch in table.iter_batches(columns=wanted):
@@ -174,7 +176,7 @@ def _string(row: Mapping[str, Any], field: str, origin: str) -> str:
 
 
 def _document(row: Mapping[str, Any], fields: Fields, origin: str, content: object) -> str:
-    """The row's own document field, or a digest of the content: equal rows then stay on one side of the split."""
+    """The row's document field, or a digest of its content: equal rows then stay on one side of the split."""
     if fields.document is None:
         return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
     if fields.document not in row:

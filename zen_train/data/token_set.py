@@ -1,7 +1,8 @@
 """Tokenised examples as four flat arrays, and their cache on disk.
 
 A `TokenisedSet` holds N examples of ragged length without one Python object each; it is written as
-safetensors under a key of everything it depends on, and mapped back into memory. It knows no text and no order.
+safetensors under a key of everything it depends on, and mapped back into memory. It knows no text and no
+order.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LAYOUT = 1  # raise when tokenise.py or this layout changes what comes out
 
 @dataclass(frozen=True)
 class TokenisedSet:
-    """N examples: `ids` int32 and `loss` bool, both `[tokens]`; `starts` int64 `[N + 1]`; names joined by newlines.
+    """N examples: `ids` int32 and `loss` bool, both `[tokens]`; `starts` int64 `[N + 1]`; names likewise.
 
     `set[i]` is `(input_ids, labels)` of example i, both `[T]`, label -100 where there is no loss.
     """
@@ -103,8 +104,8 @@ def tokenised(
         result = make()
     if not len(result):
         raise DataError(
-            f"{what}: all {result.counts.records} records are longer than data.context_tokens={max_tokens} and "
-            "data.too_long=skip leaves none; raise data.context_tokens or choose truncate or split"
+            f"{what}: all {result.counts.records} records are longer than data.context_tokens={max_tokens}, "
+            "and data.too_long=skip leaves none; raise data.context_tokens or choose truncate or split"
         )
     result.counts.warn(max_tokens=max_tokens)
     return result
@@ -116,8 +117,12 @@ def content_key(
     """A digest of all that decides the tokens: records, tokenizer, template, length and rule."""
     backend: Any = tokenizer.backend_tokenizer if tokenizer.is_fast else None
     settings = [
-        _LAYOUT, max_tokens, too_long, tokenizer.chat_template or FALLBACK_TEMPLATE, tokenizer.special_tokens_map,
-    ]  # fmt: skip
+        _LAYOUT,
+        max_tokens,
+        too_long,
+        tokenizer.chat_template or FALLBACK_TEMPLATE,
+        tokenizer.special_tokens_map,
+    ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     digest.update(backend.to_str().encode() if backend is not None else repr(tokenizer).encode())
     for record in records:

@@ -12,12 +12,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from zen_train.data.records import Record
+from zen_train.data.records import Message, Record
 from zen_train.errors import DataError
 
 IGNORE = -100  # the label that cross-entropy skips
@@ -69,8 +69,8 @@ class Counts:
         for what in ("truncated", "skipped", "split"):
             if number := getattr(self, what):
                 _log.warning(
-                    "%d of %d records are longer than %d tokens and were %s (data.too_long), for example %s; the "
-                    "longest has %d tokens. A larger data.context_tokens keeps them whole.",
+                    "%d of %d records are longer than %d tokens and were %s (data.too_long), for example %s; "
+                    "the longest has %d tokens. A larger data.context_tokens keeps them whole.",
                     number, self.records, max_tokens, what, ", ".join(self.names), self.longest_tokens,
                 )  # fmt: skip
 
@@ -97,8 +97,8 @@ def tokenise_all(
     """`tokenise` for many records, in batches; `counts` is updated as examples come out."""
     if not tokenizer.is_fast:
         raise DataError(
-            f"{type(tokenizer).__name__} gives no character offsets, which masking needs; use a base whose folder "
-            "has a tokenizer.json"
+            f"{type(tokenizer).__name__} gives no character offsets, which masking needs; use a base whose "
+            "folder has a tokenizer.json"
         )
     for start in range(0, len(records), _BATCH_RECORDS):
         for example in _tokenise_batch(records[start : start + _BATCH_RECORDS], tokenizer):
@@ -161,8 +161,8 @@ def _chat_example(
             labels = np.append(labels, np.int32(tokenizer.eos_token_id))
     if not (labels[1:] != IGNORE).any():
         raise DataError(
-            f"{record.name}: nothing in this record carries loss, because it has no assistant text; give it an "
-            "assistant message (or a completion) that is not empty"
+            f"{record.name}: nothing in this record carries loss, because it has no assistant text; give it "
+            "an assistant message (or a completion) that is not empty"
         )
     return Example(input_ids, labels, record.name)
 
@@ -193,6 +193,13 @@ def _fit(example: Example, *, max_tokens: int, too_long: TooLong, counts: Counts
         )
     counts.note("truncated" if too_long == "truncate" else "split", example.name)
     yield from pieces
+
+
+def prompt_text(prompt: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """`prompt` as one user turn, rendered up to where the assistant begins: what a model continues."""
+    template = tokenizer.chat_template or FALLBACK_TEMPLATE
+    record = Record(document="prompt", messages=(Message("user", prompt),))
+    return _apply(tokenizer, template, [[{"role": "user", "content": prompt}]], [record], generation=True)[0]
 
 
 # --- where the assistant speaks ---------------------------------------------------------------------------
@@ -227,9 +234,10 @@ def _render(records: Sequence[Record], tokenizer: PreTrainedTokenizerBase) -> tu
         through = closed.get((i, k), wholes[i])
         if not (wholes[i].startswith(through) and through.startswith(before)):
             raise DataError(
-                f"{records[i].name}: the chat template of this tokenizer renders the start of a chat differently "
-                f"once message {k + 1} or a later one is added, so it cannot be told which tokens the assistant says. "
-                "Use chats with one assistant turn, or a tokenizer whose template only appends."
+                f"{records[i].name}: the chat template of this tokenizer renders the start of a chat "
+                f"differently once message {k + 1} or a later one is added, so it cannot be told which "
+                "tokens the assistant says. Use chats with one assistant turn, or a tokenizer whose "
+                "template only appends."
             )
         spans[i].append((len(before), len(through)))
     return wholes, spans
@@ -249,9 +257,9 @@ def _apply(
     if isinstance(template, str):
         options["chat_template"] = template
     try:
-        return tokenizer.apply_chat_template(chats, **options)
+        return cast(list[str], tokenizer.apply_chat_template(chats, **options))
     except Exception as error:
-        # A template is a program from the base's folder and may raise anything; find the record that broke it.
+        # A template is a program from the base's folder and may raise anything; find the record it fails on.
         for chat, record in zip(chats, records, strict=True):
             try:
                 tokenizer.apply_chat_template(chat, **options)

@@ -8,12 +8,13 @@ here imports transformers, Lightning, Hydra or torch.distributed.
 from zen_train.delta.apply import ApplyReport, apply_delta, iter_applied
 from zen_train.delta.artifact import DeltaArtifact
 from zen_train.delta.card import default_card, replace_card
-from zen_train.delta.codec import EncodedTensor, Plane, decode, encode, pack_bits, unpack_bits
+from zen_train.delta.codec import EncodedTensor, Plane, decode, encode
 from zen_train.delta.fingerprint import Fingerprint, fingerprint, full_check, quick_check
 from zen_train.delta.manifest import BaseInfo, DeltaConfig, TensorEntry
 from zen_train.delta.pairing import export_order
 from zen_train.delta.publish import new_folder, replace_file
 from zen_train.delta.report import ArtifactReport, TensorRow
+from zen_train.delta.rows import SignPack, pack_bits, sign_pack_rows, unpack_bits
 from zen_train.delta.shard_reader import TensorSpec
 from zen_train.delta.sources import FolderSource, LazyTensor, StateDictSource, TensorSource
 from zen_train.delta.verify import VerifyReport, verify_artifact
@@ -30,6 +31,7 @@ __all__ = [
     "FolderSource",
     "LazyTensor",
     "Plane",
+    "SignPack",
     "StateDictSource",
     "TensorEntry",
     "TensorRow",
@@ -49,6 +51,7 @@ __all__ = [
     "quick_check",
     "replace_card",
     "replace_file",
+    "sign_pack_rows",
     "unpack_bits",
     "verify_artifact",
     "write_artifact",

@@ -13,11 +13,12 @@ import torch
 
 from zen_train.delta import roles
 from zen_train.delta.artifact import DeltaArtifact
-from zen_train.delta.codec import add_delta, square_distance
+from zen_train.delta.codec import add_delta
 from zen_train.delta.dtypes import ARITHMETIC_DTYPES, dtype_code
 from zen_train.delta.fingerprint import check_digest, full_check, quick_check
 from zen_train.delta.model_files import copy_side_files, write_model_config
 from zen_train.delta.publish import new_folder
+from zen_train.delta.rows import all_finite, convert, square_distance
 from zen_train.delta.shard_reader import TensorSpec
 from zen_train.delta.shard_writer import DEFAULT_SHARD_BYTES, ShardWriter, header_entry_bytes
 from zen_train.delta.sources import FolderSource, TensorSource
@@ -72,21 +73,15 @@ def applied_tensor(artifact: DeltaArtifact, name: str, base: torch.Tensor) -> to
     entry = artifact.entry(name)
     if entry.kind == "dense":
         return _widened(artifact.whole(name, "dense", check_digest=True))
-    if base.dtype not in ARITHMETIC_DTYPES:
-        return base.clone()
     planes = artifact.planes(name, check_digest=True)
-    tensor = torch.empty(entry.shape, dtype=torch.float32)
-    shared = tensor[: entry.base_rows] if entry.base_rows is not None else tensor
-    shared.copy_(base)
-    if planes:
-        add_delta(shared, planes, transposed=entry.transposed)
-    if entry.base_rows is not None:
-        tensor[entry.base_rows :] = artifact.whole(name, "rows", check_digest=True)
-    return tensor
+    tensor = add_delta(base, planes, transposed=entry.transposed) if planes else _widened(base)
+    if entry.base_rows is None:
+        return tensor
+    return torch.cat([tensor, _widened(artifact.whole(name, "rows", check_digest=True))])
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.float32, copy=True) if tensor.dtype in ARITHMETIC_DTYPES else tensor.clone()
+    return convert(tensor, torch.float32) if tensor.dtype in ARITHMETIC_DTYPES else tensor.clone()
 
 
 def apply_delta(
@@ -129,7 +124,7 @@ def apply_delta(
                 check_digest(base, base_name, original, expected, label)
                 unchecked.discard(base_name)
                 exact = applied_tensor(artifact, name, original)
-                stored = exact.to(spec.dtype) if exact.dtype in ARITHMETIC_DTYPES else exact
+                stored = exact if exact.dtype == spec.dtype else convert(exact, spec.dtype)
                 if stored.dtype in ARITHMETIC_DTYPES:
                     _check_range(name, stored)
                     shared = slice(original.shape[0] if original.dim() else None)
@@ -160,5 +155,5 @@ def _output_dtype(artifact: DeltaArtifact, name: str, dtype: OutputDtype) -> tor
 
 
 def _check_range(name: str, stored: torch.Tensor) -> None:
-    if not bool(torch.isfinite(stored).all()):
+    if not all_finite(stored):
         raise DeltaError(f"{name}: values beyond the range of {stored.dtype}; use dtype float32")

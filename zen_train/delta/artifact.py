@@ -16,6 +16,7 @@ from zen_train.delta.fingerprint import tensor_digest
 from zen_train.delta.manifest import CONFIG_NAME, METADATA_KEY, DeltaConfig, TensorEntry, part_name
 from zen_train.delta.manifest_reader import parse_config
 from zen_train.delta.report import TensorRow
+from zen_train.delta.rows import all_finite
 from zen_train.delta.shard_reader import PICKLE_SUFFIXES, SafetensorsFile, contained_file, open_shards
 from zen_train.delta.strict_json import parse_object
 from zen_train.errors import DeltaError
@@ -124,7 +125,7 @@ class DeltaArtifact:
     def whole(self, name: str, suffix: str, *, check_digest: bool = False) -> torch.Tensor:
         """The `dense` or `rows` part of a parameter, refused when a value is not finite."""
         tensor = self.part(name, suffix, check_digest=check_digest)
-        if tensor.dtype in ARITHMETIC_DTYPES and not bool(torch.isfinite(tensor).all()):
+        if tensor.dtype in ARITHMETIC_DTYPES and not all_finite(tensor):
             raise DeltaError(
                 f"{self.folder}: {name}.{suffix} holds NaN or infinite values; the data is damaged"
             )
@@ -161,7 +162,8 @@ class DeltaArtifact:
             found = dtype_code(spec.dtype)
             if spec.shape != shape or code not in (None, found):
                 raise DeltaError(
-                    f"{self.folder}: {stored} is {found} {list(spec.shape)}, expected {code or 'any'} {list(shape)}"
+                    f"{self.folder}: {stored} is {found} {list(spec.shape)}, "
+                    f"expected {code or 'any'} {list(shape)}"
                 )
 
 

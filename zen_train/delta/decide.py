@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 
 from zen_train.delta import roles
-from zen_train.delta.codec import SCALES, EncodedTensor, Scale, encode, square_distance
+from zen_train.delta.codec import SCALES, EncodedTensor, Scale, encode
 from zen_train.delta.dtypes import ARITHMETIC_DTYPES, dtype_code
 from zen_train.delta.manifest import TensorEntry, part_name
 from zen_train.delta.pairing import Pair
+from zen_train.delta.rows import all_finite, square_distance
 from zen_train.errors import DeltaError
 
 EmbeddingRule = Literal["auto", "sign", "dense"]
@@ -143,7 +144,7 @@ def stored_form(tensor: torch.Tensor, dtype: torch.dtype, delta_square: float) -
     bound = 0.0 if tensor.numel() <= SMALL_DENSE_NUMEL else DENSE_MAX_RELATIVE_ERROR**2 * delta_square
     if error_square > bound or not error_square < float("inf"):
         low, error_square = tensor.to(torch.float32), 0.0
-    if not bool(torch.isfinite(low).all()):
+    if not all_finite(low):
         raise DeltaError("it holds NaN or infinite values")
     return low, error_square
 

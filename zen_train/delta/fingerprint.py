@@ -36,7 +36,7 @@ class Fingerprint:
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The tensor's bytes, row-major, without a copy when it is contiguous on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
@@ -76,9 +76,7 @@ def exact_cast(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Ten
         return tensor
     cast = tensor.to(dtype)
     if not torch.equal(cast.to(tensor.dtype), tensor):
-        raise DeltaError(
-            f"{name} holds {tensor.dtype} values that {dtype} cannot represent; it is not the stored base"
-        )
+        raise DeltaError(f"{name} holds {tensor.dtype} values that {dtype} cannot represent")
     return cast
 
 
@@ -108,14 +106,13 @@ def check_digest(
     source: TensorSource, name: str, tensor: torch.Tensor, expected: Fingerprint, expected_label: str
 ) -> None:
     """Compare one tensor, already read, with the fingerprint."""
-    found = tensor_digest(exact_cast(tensor, expected.specs[name].dtype, name))
-    if found != expected.digests[name]:
-        raise _mismatch(source, expected_label, name, found, expected.digests[name])
+    cast = _as_recorded(source, name, tensor, expected, expected_label)
+    _compare(source, name, tensor_digest(cast), expected, expected_label)
 
 
 def _check_specs(source: TensorSource, expected: Fingerprint, expected_label: str) -> None:
     names = set(source.names())
-    both = f"base given: {source.label}; base expected: {expected_label}"
+    both = _both(source, expected_label)
     missing = sorted(set(expected.specs) - names - set(source.aliases()))
     if missing:
         raise DeltaError(f"another base: tensor {missing[0]} ({len(missing)} in all) is missing. {both}")
@@ -135,17 +132,32 @@ def _check_specs(source: TensorSource, expected: Fingerprint, expected_label: st
 def _check_digests(
     source: TensorSource, expected: Fingerprint, expected_label: str, names: Iterable[str]
 ) -> None:
-    tensors = ((name, exact_cast(source.get(name), expected.specs[name].dtype, name)) for name in names)
-    for name, found in _hash_ahead(tensors):
-        if found != expected.digests[name]:
-            raise _mismatch(source, expected_label, name, found, expected.digests[name])
-
-
-def _mismatch(source: TensorSource, expected_label: str, name: str, found: str, expected: str) -> DeltaError:
-    return DeltaError(
-        f"another base: {name} has digest {found[:16]}, expected {expected[:16]}. "
-        f"base given: {source.label}; base expected: {expected_label}"
+    tensors = (
+        (name, _as_recorded(source, name, source.get(name), expected, expected_label)) for name in names
     )
+    for name, found in _hash_ahead(tensors):
+        _compare(source, name, found, expected, expected_label)
+
+
+def _as_recorded(
+    source: TensorSource, name: str, tensor: torch.Tensor, expected: Fingerprint, expected_label: str
+) -> torch.Tensor:
+    try:
+        return exact_cast(tensor, expected.specs[name].dtype, name)
+    except DeltaError as error:
+        raise DeltaError(f"another base: {error}. {_both(source, expected_label)}") from error
+
+
+def _compare(source: TensorSource, name: str, found: str, expected: Fingerprint, expected_label: str) -> None:
+    if found != expected.digests[name]:
+        raise DeltaError(
+            f"another base: {name} has digest {found[:16]}, expected {expected.digests[name][:16]}. "
+            f"{_both(source, expected_label)}"
+        )
+
+
+def _both(source: TensorSource, expected_label: str) -> str:
+    return f"base given: {source.label}; base expected: {expected_label}"
 
 
 def _hash_ahead(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, str]]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from zen_train.delta.codec import matrix_shape, packed_width
+from zen_train.delta.codec import matrix_shape
 from zen_train.delta.dtypes import dtype_code
 from zen_train.delta.fingerprint import Fingerprint, fingerprint
+from zen_train.delta.rows import packed_width
 from zen_train.delta.sources import FolderSource
 from zen_train.delta.strict_json import compact
 
@@ -65,7 +66,8 @@ class BaseInfo:
         source = FolderSource(folder)
         found = known or fingerprint(source)
         config = source.config
-        text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+        nested = config.get("text_config")
+        text = nested if isinstance(nested, dict) else config
         codes = [dtype_code(spec.dtype) for spec in found.specs.values()]
         stable = {key: value for key, value in config.items() if key not in _VOLATILE_CONFIG_KEYS}
         architectures = config.get("architectures") or [None]

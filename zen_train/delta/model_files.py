@@ -16,7 +16,8 @@ from zen_train.errors import DeltaError
 
 # One set: files of two tokenizers must never be mixed.
 _TOKENIZER_PATTERNS = (
-    "tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*", "*.model"
+    "tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*",
+    "*.model",
 )  # fmt: skip
 _OTHER_PATTERNS = ("generation_config.json", "LICENSE*", "NOTICE*", "*.py")
 

@@ -58,8 +58,8 @@ def pair_tensors(base: TensorSource, tuned: TensorSource) -> tuple[list[Pair], d
         pair = Pair(name, base_name, base.spec(base_name), tuned.spec(name))
         if pair.grown and not _is_grown_vocabulary(pair):
             raise DeltaError(
-                f"{name} has shape {list(pair.tuned.shape)} in the tuned model and {list(pair.base.shape)} in the base; "
-                f"only a vocabulary may grow. {both}"
+                f"{name} has shape {list(pair.tuned.shape)} in the tuned model and {list(pair.base.shape)} "
+                f"in the base; only a vocabulary may grow. {both}"
             )
         pairs.append(pair)
     tied = {alias: stored for alias, stored in tuned_aliases.items() if stored in tuned_names}

@@ -129,8 +129,8 @@ def _as_output_error(error: OSError, target: Path, needed_bytes: int) -> OutputE
         parent = next(p for p in [target.parent, *target.parent.parents] if p.exists())
         free_bytes = shutil.disk_usage(parent).free
         return OutputError(
-            f"{target} was not written: no space ({error.strerror}); up to {needed_bytes:,} bytes are needed and "
-            f"{free_bytes:,} are free. Free some space or choose another disk; nothing was changed"
+            f"{target} was not written: no space ({error.strerror}); up to {needed_bytes:,} bytes are needed "
+            f"and {free_bytes:,} are free. Free some space or choose another disk; nothing was changed"
         )
     return OutputError(
         f"{target} was not written: {error.strerror or error} ({error.filename or target.parent})"

@@ -106,7 +106,8 @@ def _parse_header(path: Path, raw: mmap.mmap, size_bytes: int) -> tuple[dict[str
             )
         if end - begin != spec.size_bytes:
             raise DeltaError(
-                f"{path}: tensor {name} has {end - begin} bytes, its shape {list(spec.shape)} needs {spec.size_bytes}"
+                f"{path}: tensor {name} has {end - begin} bytes, its shape {list(spec.shape)} needs "
+                f"{spec.size_bytes}"
             )
         places[name] = _Place(spec, data_start + begin)
         end_byte = end
@@ -127,16 +128,16 @@ def _parse_entry(path: Path, name: str, entry: object) -> tuple[str, int, int, T
     if not isinstance(entry, dict):
         raise DeltaError(f"{where}: header entry must be an object, found {type(entry).__name__}")
     dtype = dtype_of_code(entry.get("dtype"), where)
-    shape, offsets = entry.get("shape"), entry.get("data_offsets")
-    if not _is_counts(shape) or not _is_counts(offsets) or len(offsets) != 2:
+    shape, offsets = _counts(entry.get("shape")), _counts(entry.get("data_offsets"))
+    if shape is None or offsets is None or len(offsets) != 2:
         raise DeltaError(
-            f"{where}: shape {shape!r} and data_offsets {offsets!r} must be lists of whole numbers"
+            f"{where}: shape and data_offsets must be lists of whole numbers, found {entry!r:.120}"
         )
     return name, offsets[0], offsets[1], TensorSpec(dtype, tuple(shape))
 
 
-def _is_counts(value: object) -> bool:
-    return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
+def _counts(value: object) -> list[int] | None:
+    return value if isinstance(value, list) and all(type(v) is int and v >= 0 for v in value) else None
 
 
 def contained_file(folder: Path, file_name: str, where: str) -> Path:
@@ -204,7 +205,7 @@ def _refuse_missing(folder: Path, single: str, index_name: str) -> None:
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLE_SUFFIXES)
     if pickles:
         raise DeltaError(
-            f"{folder} holds {pickles[0]} and no {single}; pickle files are never loaded, convert them to safetensors"
+            f"{folder} holds {pickles[0]} and no {single}; pickles are never loaded, convert to safetensors"
         )
     present = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
     raise DeltaError(f"{folder} has neither {single} nor {index_name}; it holds: {present}")

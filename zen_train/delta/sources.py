@@ -112,23 +112,27 @@ class LazyTensor:
     load: Callable[[], torch.Tensor]
 
 
-class StateDictSource:
-    """A state dict. Strips `_orig_mod.` (torch.compile) from names; entries that share storage are stored
-    once.
+LazyValue = torch.Tensor | LazyTensor | Callable[[], torch.Tensor]
 
-    The first name of a shared storage, in the order of the mapping, is the stored one. `tied` adds aliases
-    that cannot be seen from storage (lazy entries). Each lazy entry is loaded anew by every `get`.
+
+class StateDictSource:
+    """A state dict. `_orig_mod.` (torch.compile) leaves its names; entries that share storage are stored once.
+
+    The first name of a shared storage, in the order of the mapping, is the stored one. A value may be a
+    callable that makes the tensor: it is called anew by every `get`, and once more for its spec unless it
+    is a `LazyTensor`. `tied` adds aliases that cannot be seen from storage.
     """
 
     def __init__(
         self,
-        mapping: Mapping[str, torch.Tensor | LazyTensor],
+        mapping: Mapping[str, LazyValue],
         *,
         label: str = "the model in memory",
         tied: Mapping[str, str] | None = None,
     ) -> None:
         self._label = label
-        self._values: dict[str, torch.Tensor | LazyTensor] = {}
+        self._values: dict[str, LazyValue] = {}
+        self._specs: dict[str, TensorSpec] = {}  # of plain callables, once they were called
         self._aliases: dict[str, str] = {}
         by_storage: dict[tuple[Any, ...], str] = {}
         for raw_name, value in mapping.items():
@@ -139,24 +143,13 @@ class StateDictSource:
                 self._aliases[name] = tied[name]
                 continue
             if isinstance(value, torch.Tensor):
-                if hasattr(value, "full_tensor"):
-                    raise DeltaError(
-                        f"{label}: {name} is sharded; wrap it in LazyTensor with a load that gathers it"
-                    )
-                key = (
-                    value.device,
-                    value.untyped_storage().data_ptr(),
-                    value.storage_offset(),
-                    value.shape,
-                    value.stride(),
-                )
-                first = by_storage.setdefault(key, name) if value.numel() else name
-                if first != name:
+                first = by_storage.setdefault(_storage_key(value, f"{label}: {name}"), name)
+                if first != name and value.numel():
                     self._aliases[name] = first
                     continue
-            elif not isinstance(value, LazyTensor):
+            elif not isinstance(value, LazyTensor) and not callable(value):
                 raise DeltaError(
-                    f"{label}: {name} is a {type(value).__name__}; expected a tensor or a LazyTensor"
+                    f"{label}: {name} is a {type(value).__name__}; expected a tensor or a callable"
                 )
             self._values[name] = value
         for alias, stored in (tied or {}).items():
@@ -176,22 +169,44 @@ class StateDictSource:
 
     def spec(self, name: str) -> TensorSpec:
         value = self._value(name)
-        return value.spec if isinstance(value, LazyTensor) else TensorSpec(value.dtype, tuple(value.shape))
+        if isinstance(value, LazyTensor):
+            return value.spec
+        if isinstance(value, torch.Tensor):
+            return _spec_of(value)
+        if name not in self._specs:
+            self.get(name)
+        return self._specs[name]
 
     def get(self, name: str) -> torch.Tensor:
         value = self._value(name)
-        if not isinstance(value, LazyTensor):
+        if isinstance(value, torch.Tensor):
             return value.detach()
-        made, spec = value.load().detach(), value.spec
-        if TensorSpec(made.dtype, tuple(made.shape)) != spec:
+        made = (value.load if isinstance(value, LazyTensor) else value)().detach()
+        found = _spec_of(made)
+        announced = value.spec if isinstance(value, LazyTensor) else self._specs.setdefault(name, found)
+        if found != announced:
             raise DeltaError(
-                f"{self.label}: {name} was announced as {spec.dtype} {list(spec.shape)}, "
-                f"loaded as {made.dtype} {list(made.shape)}"
+                f"{self.label}: {name} was announced as {announced.dtype} {list(announced.shape)}, "
+                f"loaded as {found.dtype} {list(found.shape)}"
             )
         return made
 
-    def _value(self, name: str) -> torch.Tensor | LazyTensor:
+    def _value(self, name: str) -> LazyValue:
         stored = self._aliases.get(name, name)
         if stored not in self._values:
             raise DeltaError(f"{self.label} has no tensor {name}")
         return self._values[stored]
+
+
+def _storage_key(tensor: torch.Tensor, where: str) -> tuple[Any, ...]:
+    """Equal for two tensors that are views of the same memory."""
+    if hasattr(tensor, "full_tensor"):
+        raise DeltaError(f"{where} is sharded; wrap it in LazyTensor with a load that gathers it")
+    if tensor.is_meta:
+        raise DeltaError(f"{where} is on the meta device and has no values; load the model first")
+    start = tensor.untyped_storage().data_ptr()
+    return (tensor.device, start, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _spec_of(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tensor.dtype, tuple(tensor.shape))

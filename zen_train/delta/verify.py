@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 
 from zen_train.delta.artifact import DeltaArtifact
-from zen_train.delta.codec import square_distance
+from zen_train.delta.codec import measure
 from zen_train.delta.dtypes import ARITHMETIC_DTYPES
 from zen_train.delta.fingerprint import full_check
 from zen_train.delta.model_files import read_sidecar
 from zen_train.delta.pairing import pair_tensors
+from zen_train.delta.rows import square_distance
 from zen_train.delta.sources import TensorSource
 from zen_train.errors import DeltaError
 
@@ -132,12 +133,13 @@ def _recompute(
     if entry.kind == "tied":  # its values are those of its target, which has an entry of its own
         return 0.0, 0.0
     shared = wanted[: original.shape[0]] if original.shape != wanted.shape else wanted
-    delta_square = square_distance(shared, original)
-    if entry.kind == "dense":
-        error_square = square_distance(artifact.whole(name, "dense"), wanted)
+    planes = artifact.planes(name)
+    if planes:
+        delta_square, error_square = measure(original, shared, planes, transposed=entry.transposed)
     else:
-        difference = shared.to(torch.float32) - original.to(torch.float32)
-        error_square = square_distance(difference, artifact.delta(name))
+        delta_square = square_distance(shared, original)
+        whole = entry.kind == "dense"
+        error_square = square_distance(artifact.whole(name, "dense"), wanted) if whole else delta_square
     found, stated = (
         (error_square / delta_square) ** 0.5 if delta_square else error_square**0.5,
         entry.relative_error or 0.0,

@@ -110,11 +110,11 @@ def write_artifact(
         (temporary / CARD_NAME).write_text(
             card if card is not None else default_card(config), encoding="utf-8"
         )
-        total_bytes = sum(path.stat().st_size for path in temporary.iterdir())
+        size_by_file = {path.name: path.stat().st_size for path in temporary.iterdir()}
     return summarise(
         folder,
         content_hash=config.content_hash,
-        total_bytes=total_bytes,
+        size_by_file=size_by_file,
         rows=export.rows,
         tuned_numel=sum(pair.tuned.numel for pair in pairs),
         covered_numel=sum(pair.tuned.numel for pair in pairs if pair.name in entries),
@@ -178,7 +178,7 @@ class _Export:
     def _decide(self, pair: Pair) -> Decision:
         tuned = self.tuned.get(pair.name)
         if pair.base_name in self.base.aliases().values():
-            # The base ties two names to this tensor. An untied tuned model that still holds equal copies is stored once.
+            # The base ties two names to this tensor; equal copies in an untied tuned model are stored once.
             digest = tensor_digest(tuned)
             twin = self.twin_digests.setdefault(digest, pair.name)
             if twin != pair.name:
@@ -209,11 +209,7 @@ def _check_sidecars(sidecars: Iterable[str | Path]) -> list[Path]:
             )
         if path.suffix in PICKLE_SUFFIXES:
             raise DeltaError(f"sidecar {path} may be a pickle; an artifact holds none")
-        if (
-            path.name in (CARD_NAME, CONFIG_NAME)
-            or path.suffix == ".safetensors"
-            or path.name.startswith(".")
-        ):
+        if path.name == CARD_NAME or path.name.startswith(("delta", ".")):
             raise DeltaError(
                 f"sidecar {path}: the name {path.name} is taken by the artifact itself or hidden; rename it"
             )

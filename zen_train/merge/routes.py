@@ -2,7 +2,7 @@
 
   gram        all eigenvectors of A^T A in float64.
   randomised  the few leading ones from a random start (`leading.py`), for ranks far below the smaller side.
-  full        `torch.linalg.svd`: the slowest, kept for matrices on which the others fail.
+  full        `torch.linalg.svd` in float64: the slowest, for matrices on which the others fail.
 
 Contract: A is float32 [m, n] with m >= n and finite; a route returns (basis [n, rank], s [rank]), float64,
 s descending, or raises LinAlgError or NotConverged. Error bounds, constants and timings: `README.md`.
@@ -65,12 +65,9 @@ def randomised_route(tall: Tensor, rank: int, seed: int) -> tuple[Tensor, Tensor
 
 
 def full_route(tall: Tensor, rank: int, seed: int) -> tuple[Tensor, Tensor]:
-    """LAPACK's divide and conquer, in float64 when float32 fails; `seed` is not used."""
-    try:
-        _, s, vh = torch.linalg.svd(tall, full_matrices=False)
-    except torch.linalg.LinAlgError:
-        _, s, vh = torch.linalg.svd(tall.double(), full_matrices=False)
-    return vh.mT[:, :rank].double(), s[:rank].double()
+    """LAPACK's divide and conquer in float64, a copy of the whole matrix; `seed` is not used."""
+    _, s, vh = torch.linalg.svd(tall.double(), full_matrices=False)
+    return vh.mT[:, :rank], s[:rank]
 
 
 ROUTES: dict[str, Route] = {"gram": gram_route, "randomised": randomised_route, "full": full_route}

@@ -112,14 +112,14 @@ def monosoup(
     reason = unusable(base, checkpoints)
     if reason is not None:
         return skip(checkpoints[-1], reason)
-    soup = _mean(checkpoints)
     if base.ndim < 2:
-        return finished(soup, base, checkpoints[-1])
+        return finished(_mean(checkpoints), base, checkpoints[-1])
 
     weight = checkpoints[-1].clone(memory_format=torch.contiguous_format)
     total, high, rank, methods = 0.0, 0.0, 0, set()
-    for target, w0, w1 in zip(as_stack(weight), as_stack(base), as_stack(soup), strict=True):
-        delta = w1 - w0
+    for target, w0, *trained in zip(*map(as_stack, (weight, base, *checkpoints)), strict=True):
+        # The mean of the differences: W_i - W0 loses no digit, a mean of the W_i would.
+        delta = sum((w - w0 for w in trained[1:]), start=trained[0] - w0) / len(trained)
         delta_norm = norm(delta)
         if delta_norm == 0.0 or delta_norm < _SMALLEST_RELATIVE_DELTA * norm(w0):
             continue

@@ -1,5 +1,6 @@
 """Write a small file whole or not at all. Does not create folders."""
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -20,7 +21,8 @@ def write_whole(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise OutputError(
             f"cannot write {path}: {error.strerror or error}. Nothing was changed; "
             "free some space or choose another output folder"

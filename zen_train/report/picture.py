@@ -51,7 +51,7 @@ def write_picture(results: RunResults, path: str | Path) -> None:
 def _verdict(results: RunResults) -> str:
     share, size = results.losses.share_kept, units.bytes_text(results.size.stored_bytes)
     kept = "no gain to keep" if share is None else f"{units.share_text(share)} of the gain kept"
-    return f"{kept} in {size}"
+    return f"{kept}, {size}"
 
 
 def _draw_loss(axes: "Axes", curves: Curves) -> None:
@@ -79,7 +79,15 @@ def _draw_loss(axes: "Axes", curves: Curves) -> None:
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     if unique:
-        axes.legend(unique.values(), unique.keys(), frameon=False, fontsize=9, labelcolor=DIM)
+        axes.legend(
+            unique.values(),
+            unique.keys(),
+            frameon=True,
+            edgecolor="none",
+            framealpha=0.85,
+            fontsize=9,
+            labelcolor=DIM,
+        )
 
 
 def _draw_errors(figure: "Figure", axes: "Axes", tensors: tuple[TensorRow, ...]) -> None:

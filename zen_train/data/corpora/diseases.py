@@ -1,8 +1,9 @@
 """medical: coding with ICD-10-CM, the classification of diseases. A document is a chapter of it.
 
-Source: the tabular list inside the package `simple-icd-10-cm` (MIT; the list is the work of US federal agencies).
-The tasks can be answered from the question and from knowledge of medicine: pick the code for a term among those
-of its category, say how a category is divided, and say what a category includes or excludes.
+Source: the tabular list inside the package `simple-icd-10-cm` (MIT; the list is the work of US federal
+agencies). The tasks can be answered from the question and from knowledge of medicine: pick the code for a
+term among those of its category, say how a category is divided, and say what a category includes or
+excludes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from zen_train.errors import DataError
 
 _LISTED = (3, 9)  # codes in a list
 _LIST_CHARACTERS = 520
+_TERMS = 2  # of those that one code includes
 
 
 def records(folders: Mapping[str, Path], seed: int) -> Iterator[Record]:
@@ -45,10 +47,11 @@ def _category(category: ElementTree.Element, document: str, block: str, seed: in
         )
         yield ask(document, pick(forms, code, seed), listed, origin=f"{code} divided")
         for child, text, element in children:
-            for term in _notes(element, "inclusionTerm"):
+            for term in _notes(element, "inclusionTerm")[:_TERMS]:
                 yield ask(
                     document,
-                    f"Pick the ICD-10-CM code for this diagnosis: {term}\n\nCodes of {code}, {name}:\n{listed}",
+                    f"Pick the ICD-10-CM code for this diagnosis: {term}\n\n"
+                    f"Codes of {code}, {name}:\n{listed}",
                     f"{child}: {text}",
                     origin=f"{child} term",
                 )
@@ -67,12 +70,12 @@ def _category(category: ElementTree.Element, document: str, block: str, seed: in
             answer = bullets(notes) if len(notes) > 1 else notes[0]
             yield ask(document, question.format(code=code, name=name), answer, origin=f"{code} {tag}")
     if not children and name:
-        forms = (
+        naming = (
             f"What does the ICD-10-CM code {code} stand for? It belongs to the block {block}.",
             f"Name the condition with the ICD-10-CM code {code}, in the block {block}.",
         )
         if len(code) == 3:  # a category without subcategories; longer codes are in the lists above
-            yield ask(document, pick(forms, code, seed), f"{code} is {name}.", origin=f"{code} name")
+            yield ask(document, pick(naming, code, seed), f"{code} is {name}.", origin=f"{code} name")
 
 
 def _code(element: ElementTree.Element) -> str:

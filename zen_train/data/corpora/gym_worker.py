@@ -1,8 +1,9 @@
-"""Runs in a process of its own: generates tasks with the unpacked package `reasoning-gym` and prints JSON lines.
+"""Runs in a process of its own: generates tasks with the unpacked package `reasoning-gym`, as JSON lines.
 
-`python gym_worker.py FOLDER COUNT SEED math|reasoner`. The package's own `__init__` imports all of its tasks and
-with them packages that this corpus does not need, so empty parent modules stand in for it. Each line has `document`,
-`question` and `answer`; the answer is worked out where the task's own metadata allow it.
+`python gym_worker.py FOLDER COUNT SEED math|reasoner`. The package's own `__init__` imports all of its
+tasks and with them packages that this corpus does not need, so empty parent modules stand in for it. Each
+line has `document`, `question` and `answer`; the answer is worked out where the task's own metadata allow
+it.
 """
 
 from __future__ import annotations
@@ -132,8 +133,8 @@ def _letters(meta: Entry, answer: str) -> str:
 
 def _base(meta: Entry, answer: str) -> str:
     return (
-        f"{meta['source_repr']} in base {meta['source_base']} is {meta['decimal_value']} in base 10, which is "
-        f"{meta['target_repr']} in base {meta['target_base']}.\nAnswer: {answer}"
+        f"{meta['source_repr']} in base {meta['source_base']} is {meta['decimal_value']} in base 10, "
+        f"which is {meta['target_repr']} in base {meta['target_base']}.\nAnswer: {answer}"
     )
 
 
@@ -166,7 +167,8 @@ TASKS: dict[str, tuple[str, Entry, Callable[[Entry, str], str]]] = {
 }
 """Name in reasoning-gym, its module, options that keep a task short, and how the answer is written.
 
-Left out after reading samples: syllogism (some of its answers are wrong), sentence_reordering (stray quotation marks).
+Left out after reading samples: syllogism (some of its answers are wrong), sentence_reordering (stray
+quotation marks).
 """
 
 

@@ -1,8 +1,8 @@
 """legal: clauses of software and content licences, to be drafted from a heading or continued.
 
-Source: the licence texts of the package `spdx` (CC0). A document is a family of licences (all GNU licences, all
-Creative Commons licences, ...), because the versions of one licence share most of their text. A clause whose
-beginning occurs in several licences is taken once.
+Source: the licence texts of the package `spdx` (CC0). A document is a family of licences (all GNU licences,
+all Creative Commons licences, ...), because the versions of one licence share most of their text. A clause
+whose beginning occurs in several licences is taken once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from pathlib import Path
 from zen_train.data.corpora.text import pick, sentences, tidy, whole_sentences
 from zen_train.data.records import Record, ask
 
-_FAMILIES = {"agpl": "gnu", "gpl": "gnu", "lgpl": "gnu", "gfdl": "gnu", "npl": "mpl", "npl-": "mpl"}
+_FAMILIES = {
+    "agpl": "gnu",
+    "gpl": "gnu",
+    "lgpl": "gnu",
+    "gfdl": "gnu",
+    "npl": "mpl",
+    "0bsd": "bsd",
+    "w": "w3c",
+}
 _HEADING = re.compile(
     r"^(?:section\s+)?(?:\d+(?:\.\d+)*[.)]?|[a-z][.)]|\([a-z0-9]+\)|[IVX]+\.)?\s*"
     r"([A-Z][A-Za-z/&,'’ -]{5,60}?)\s*[.:—]\s+(?=[A-Z\"“])(.+)$"

@@ -1,8 +1,9 @@
 """science: quantities of the earth sciences and facts of the chemical elements. A document is one of either.
 
-Sources: the CF standard name table (definitions of physical quantities with their units) as shipped in the package
-`compliance-checker` (Apache-2.0), and the properties of the elements in the package `mendeleev` (MIT). Sentences
-that the table repeats under many names are taken once per name but never as a whole answer twice.
+Sources: the CF standard name table (definitions of physical quantities with their units) as shipped in the
+package `compliance-checker` (Apache-2.0), and the properties of the elements in the package `mendeleev`
+(MIT). Sentences that the table repeats under many names are taken once per name but never as a whole answer
+twice.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def _quantities(table: Path, seed: int) -> Iterator[Record]:
 
 def _elements(database: Path, seed: int) -> Iterator[Record]:
     columns = (
-        "name, symbol, atomic_number, atomic_weight, electronic_configuration, group_id, period, block, density, "
-        "en_pauling, discovery_year, discovery_location, is_radioactive"
+        "name, symbol, atomic_number, atomic_weight, electronic_configuration, group_id, period, block, "
+        "density, en_pauling, discovery_year, discovery_location, is_radioactive"
     )
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         connection.row_factory = sqlite3.Row
@@ -67,8 +68,8 @@ def _facts(row: sqlite3.Row) -> Iterator[tuple[str, tuple[str, ...], str]]:
     yield (
         "identity",
         (f"What is the element {name}?", f"Give the symbol, atomic number and atomic weight of {name}."),
-        f"{name} is the chemical element with the symbol {symbol} and atomic number {row['atomic_number']}. Its standard "
-        f"atomic weight is {row['atomic_weight']:g}.",
+        f"{name} is the chemical element with the symbol {symbol} and atomic number "
+        f"{row['atomic_number']}. Its standard atomic weight is {row['atomic_weight']:g}.",
     )
     group = f"group {row['group_id']}, " if row["group_id"] else ""
     yield (

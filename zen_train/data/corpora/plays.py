@@ -30,9 +30,18 @@ def records(folders: Mapping[str, Path], seed: int) -> Iterator[Record]:
         if name in _POEMS:
             continue
         text = path.read_text(encoding="latin-1")
-        title = name.replace("_", " ").title().replace(" And ", " and ").replace(" Of ", " of ")
+        title = _title(name)
         for number, scene in enumerate(_scenes(text)):
             yield from _scene_records(f"{name}/{number}", name, title, scene, seed)
+
+
+def _title(name: str) -> str:
+    words = [
+        w.upper() if set(w) <= set("iv") else w if w in {"and", "of"} else w.title() for w in name.split("_")
+    ]
+    return (
+        " ".join(words).replace("Winters", "Winter's").replace("Nights", "Night's").replace("Alls", "All's")
+    )
 
 
 def _scene_records(

@@ -1,8 +1,8 @@
 """coder: functions of Python's standard library, to be written from their description.
 
-The source is the running interpreter's own library (PSF licence), so nothing is fetched. A document is a module,
-and its side of the split follows from its name: it is the same in every Python version, while the functions
-may differ slightly. Test suites and vendored packages are left out.
+The source is the running interpreter's own library (PSF licence), so nothing is fetched. A document is a
+module, and its side of the split follows from its name: it is the same in every Python version, while the
+functions may differ slightly. Test suites and vendored packages are left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """agent: pick the tool for a request and give its arguments as JSON. A document is a service.
 
 Source: the service models of the package `botocore` (Apache-2.0). The request is the first sentence of an
-operation's documentation with values for its required arguments; the tools are that operation and three others
-of the same service. Values are made up from the argument's own name and type, or taken from its list of choices.
+operation's documentation with values for its required arguments; the tools are that operation and three
+others of the same service. Values are made up from the argument's own name and type, or taken from its list
+of choices.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zen_train.data.corpora.text import lower_first, pick, tidy, whole_sentences
+from zen_train.data.corpora.text import pick, sentences, tidy
 from zen_train.data.records import Record, ask, unit_hash
 
 _TOOLS = 4
@@ -33,6 +34,17 @@ _WORDS = (
     "kestrel",
     "lark",
 )
+_VERB_LIST = (
+    "accept activate add allow apply approve assign associate attach cancel change check complete "
+    "configure confirm connect copy create deactivate delete deploy deregister describe detach disable "
+    "disassociate disconnect enable end export find force generate get give grant import initiate "
+    "invoke link list lock merge modify move open provide publish purge put queue reboot register "
+    "reject release remove rename replace request reset resize restart restore resume retrieve return "
+    "revoke rotate run schedule search send set show shut start stop submit suspend switch tag "
+    "terminate test transfer unlock untag update upgrade upload validate verify"
+)
+_VERBS = {form: v for v in _VERB_LIST.split(" ") for form in (v, v + "s", v + "es", v[:-1] + "ies")}
+"""Both forms of the verbs that documentation begins with: `create` and `creates`, `modify` and `modifies`."""
 _NO_VALUE = object()
 
 
@@ -109,14 +121,17 @@ def _value(key: str, shape: dict[str, Any], origin: str, seed: int) -> Any:
 def _string(key: str, origin: str, seed: int) -> str:
     word = pick(_WORDS, origin, seed)
     number = int(unit_hash(origin + "#", seed) * 9000) + 1000
-    lowered = key.lower()
-    if lowered.endswith("arn"):
+    parts = [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", key)] or ["item"]
+    last = parts[-1]
+    if last == "arn":
         return f"arn:aws:{origin.split('.')[0]}:eu-west-1:123456789012:{word}/{number}"
-    if lowered.endswith("id"):
-        return f"{lowered.removesuffix('id')[:12] or 'id'}-{number:04x}{number}"
-    if "email" in lowered:
+    if last == "id":
+        return f"{parts[-2] if len(parts) > 1 else 'id'}-{number:04x}{number}"
+    if "email" in parts:
         return f"{word}@example.com"
-    return f"{word}-{lowered.removesuffix('name')[-10:] or 'item'}"
+    if last == "name" and len(parts) > 1:
+        last = parts[-2]
+    return f"{word}-{last}"
 
 
 def _spoken(value: Any) -> str:
@@ -126,18 +141,15 @@ def _spoken(value: Any) -> str:
 
 
 def _request(operation: dict[str, Any]) -> str | None:
-    """The first sentence of the documentation as a request: `Deletes the bucket.` becomes `Delete the bucket.`"""
+    """The first sentence of the documentation as a request: `Deletes it` becomes `Please delete it`."""
     text = tidy(html.unescape(re.sub(r"<[^>]+>", " ", operation.get("documentation", ""))))
-    sentence = whole_sentences(text, most_characters=220).split(". ")[0].strip().rstrip(".")
-    verb = re.match(r"[A-Z][a-z]+", operation["name"])
-    first = sentence.split(" ")[0]
-    if not verb or not first or len(sentence) < 20 or sentence.startswith(("This", "Amazon", "Note", "For")):
+    text = re.sub(r"\s+([.,;:)])", r"\1", text)
+    sentence = next(iter(sentences(text)), "").rstrip(".")
+    first, _, rest = sentence.partition(" ")
+    verb = _VERBS.get(first.lower())
+    if verb is None or not 20 <= len(sentence) <= 220:
         return None
-    if first.rstrip("s").rstrip("e") == verb.group().rstrip("s").rstrip("e"):
-        sentence = verb.group() + sentence[len(first) :]
-    elif first.endswith("s") and not first.endswith("ss") and first[0].isupper():
-        return None  # the verb differs from the operation's; an imperative cannot be formed safely
-    return f"Please {lower_first(sentence)}." if first[0].isupper() else f"{sentence}."
+    return f"Please {verb} {rest}."
 
 
 def _tools(name: str, names: list[str], origin: str, seed: int) -> list[str]:

@@ -1,7 +1,7 @@
-"""security: software weaknesses of the CWE list, explained, recognised and mitigated. A document is a weakness.
+"""security: weaknesses of the CWE list, explained, recognised and mitigated. A document is a weakness.
 
-Source: the tables of the package `cwe2` (MIT; CWE is used under MITRE's terms of use). A passage that is repeated
-under several weaknesses is taken once.
+Source: the tables of the package `cwe2` (MIT; CWE is used under MITRE's terms of use). A passage that is
+repeated under several weaknesses is taken once.
 """
 
 from __future__ import annotations

@@ -1,0 +1,27 @@
+"""The compiled CPU kernels: AMX, AVX-512, AVX2 and plain C++ behind one set of torch operators.
+
+Contract: `load()` says whether `torch.ops.zen_train.cpu_*` exist; `path_number()` says which instruction set a call
+takes. ZEN_TRAIN_CPU_PATH=plain|avx2|avx512|amx forces one (for tests and comparisons).
+"""
+
+import os
+
+from .build import cache_folder, load
+
+PATHS = ("plain", "avx2", "avx512", "amx")
+
+__all__ = ["PATHS", "cache_folder", "load", "path_number"]
+
+
+def path_number() -> int:
+    """Number of the forced instruction set, or -1 for the best one.
+
+    Raises:
+        ValueError: ZEN_TRAIN_CPU_PATH is not one of PATHS.
+    """
+    name = os.environ.get("ZEN_TRAIN_CPU_PATH")
+    if not name:
+        return -1
+    if name not in PATHS:
+        raise ValueError(f"ZEN_TRAIN_CPU_PATH is {name!r}; allowed: {', '.join(PATHS)}. Unset it for the best one.")
+    return PATHS.index(name)

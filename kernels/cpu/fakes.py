@@ -1,0 +1,30 @@
+"""Fake implementations of the C++ operators: shapes and dtypes only, for `torch.compile`."""
+
+import torch
+from torch import Tensor
+
+
+def register_fakes() -> None:
+    """Attach the fakes. Called once, right after the library was loaded."""
+
+    @torch.library.register_fake("zen_train::cpu_linear")
+    def _(x: Tensor, weight: Tensor, *_: object) -> Tensor:
+        return x.new_empty(x.shape[0], weight.shape[0])
+
+    @torch.library.register_fake("zen_train::cpu_add_")
+    def _(*_: object) -> None:
+        return None
+
+    @torch.library.register_fake("zen_train::cpu_sign_pack")
+    def _(w1: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        n, k = w1.shape
+        return (
+            w1.new_empty(n, (k + 7) // 8, dtype=torch.uint8),
+            w1.new_empty(n, dtype=torch.float64),
+            w1.new_empty(n, dtype=torch.float64),
+            w1.new_empty(n, dtype=torch.int64),
+        )
+
+    @torch.library.register_fake("zen_train::cpu_embedding")
+    def _(ids: Tensor, variant: Tensor, table: Tensor, *_: object) -> Tensor:
+        return table.new_empty(ids.shape[0], table.shape[1])

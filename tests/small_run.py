@@ -94,7 +94,7 @@ def small_run(
         trainer=trainer_section,
     )
     best = BestWeights(folder / "checkpoints")
-    validation = Validation(every_n_steps=validate_every_n_steps, best=best)
+    validation = Validation(data.val_dataloader, every_n_steps=validate_every_n_steps, best=best)
     merging = MergeCallback(merge, validation=validation, folder=folder / "checkpoints") if merge else None
     curves = Curves(every_n_steps=1)
     checkpoint = folder / "checkpoints" / "last.ckpt"

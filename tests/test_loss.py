@@ -65,7 +65,11 @@ def test_the_last_position_of_a_row_predicts_nothing():
 
 def test_under_autocast_the_head_computes_in_bf16():
     torch.manual_seed(0)
-    head, hidden_ND, label_N = nn.Linear(64, 500, bias=False), torch.randn(64, 64), torch.randint(0, 500, (64,))
+    head, hidden_ND, label_N = (
+        nn.Linear(64, 500, bias=False),
+        torch.randn(64, 64),
+        torch.randint(0, 500, (64,)),
+    )
     exact = head_nll(hidden_ND, head, label_N)
     with torch.autocast("cpu", torch.bfloat16):
         rounded = head_nll(hidden_ND, head, label_N)

@@ -91,7 +91,9 @@ def _run_one(composed: Any, console: Console) -> int:
     from zen_train.overrides import explain
     from zen_train.run import resume_command, run
 
-    warnings.showwarning = lambda message, *_: console.print(f"warning: {message}", style="yellow", markup=False)
+    warnings.showwarning = lambda message, *_: console.print(
+        f"warning: {message}", style="yellow", markup=False
+    )
     try:
         try:
             config = RunConfig.model_validate(OmegaConf.to_container(composed, resolve=True))

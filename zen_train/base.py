@@ -130,8 +130,14 @@ def _hugging_face(config: BaseSection) -> tuple[Path, str]:
         )
     if not any(folder.glob("*.safetensors")):
         pickles = sorted(file.name for file in folder.glob("*.bin"))
-        remedy = "Convert it once with save_pretrained (safetensors)." if pickles else "Give a complete model folder."
-        raise BaseModelError(f"base.path={config.path!r}: no .safetensors file in {folder} (found {pickles}). {remedy}")
+        remedy = (
+            "Convert it once with save_pretrained (safetensors)."
+            if pickles
+            else "Give a complete model folder."
+        )
+        raise BaseModelError(
+            f"base.path={config.path!r}: no .safetensors file in {folder} (found {pickles}). {remedy}"
+        )
     return _in_canonical_dtype(folder, config), revision
 
 
@@ -214,7 +220,9 @@ def _fingerprint_once(folder: Path) -> Fingerprint:
 
 
 def _fingerprint_record(found: Fingerprint) -> dict[str, object]:
-    specs = {name: [str(spec.dtype).removeprefix("torch."), list(spec.shape)] for name, spec in found.specs.items()}
+    specs = {
+        name: [str(spec.dtype).removeprefix("torch."), list(spec.shape)] for name, spec in found.specs.items()
+    }
     return {"root": found.root, "digests": dict(found.digests), "specs": specs}
 
 

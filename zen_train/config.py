@@ -61,7 +61,9 @@ class TuningSection(Section):
 
     method: Literal["full", "lora"] = "full"
     lora: LoraSection = LoraSection()
-    freeze_layers: Annotated[int, Field(ge=0)] = Field(0, description="how many of the lowest blocks stay frozen")
+    freeze_layers: Annotated[int, Field(ge=0)] = Field(
+        0, description="how many of the lowest blocks stay frozen"
+    )
     freeze_embeddings: bool = Field(False, description="embeddings (and a tied head) stay as in the base")
 
 
@@ -75,7 +77,9 @@ class OptimSection(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = 6
     schedule: Literal["cosine", "constant"] = "cosine"
     final_learning_rate_share: Share = Field(0.05, description="of the peak, at the last step")
-    clip_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="global gradient norm; null for none")
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(
+        1.0, description="global gradient norm; null for none"
+    )
 
 
 class TrainerSection(Section):
@@ -86,7 +90,9 @@ class TrainerSection(Section):
     validate_every_n_steps: Positive | None = Field(
         None, description="optimizer steps; null: in step with the merge, so each merge sees fresh scores"
     )
-    checkpoint_every_n_steps: Positive | None = Field(None, description="optimizer steps; null: as validation")
+    checkpoint_every_n_steps: Positive | None = Field(
+        None, description="optimizer steps; null: as validation"
+    )
     log_every_n_steps: Positive = Field(1, description="optimizer steps")
     precision: Literal["bf16-mixed", "32-true"] = Field(
         "bf16-mixed", description="master weights stay float32 in every choice"
@@ -122,7 +128,9 @@ class MergeSection(Section):
 class ExportSection(Section):
     """How the one-bit delta is written."""
 
-    scale: Literal["row", "matrix"] = Field("row", description="one alpha per output row, or per matrix (paper)")
+    scale: Literal["row", "matrix"] = Field(
+        "row", description="one alpha per output row, or per matrix (paper)"
+    )
     planes: Positive = Field(1, description="sign planes, one bit a weight each")
     embedding: Literal["auto", "sign", "dense"] = Field(
         "auto", description="auto: unchanged, one bit within the bound, or dense"
@@ -136,7 +144,9 @@ class EvaluateSection(Section):
     """What is measured after training."""
 
     enabled: bool = True
-    sample_tokens: Annotated[int, Field(ge=0)] = Field(64, description="length of each sample generation; 0: none")
+    sample_tokens: Annotated[int, Field(ge=0)] = Field(
+        64, description="length of each sample generation; 0: none"
+    )
 
 
 class RunConfig(Section):

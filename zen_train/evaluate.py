@@ -6,7 +6,6 @@ lie on the bf16 grid, so a change of a weight below half a step of that grid (0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -15,8 +14,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
+from zen_train.callbacks.validation import Heldout
 from zen_train.loss import IGNORE
-from zen_train.module import Batch, CausalLM
+from zen_train.module import CausalLM
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Evaluator:
     def __init__(
         self,
         module: CausalLM,
-        heldout: Callable[[], Iterable[Batch]],
+        heldout: Heldout,
         *,
         tokenizer: PreTrainedTokenizerBase,
         prompt: str,
@@ -67,7 +67,6 @@ class Evaluator:
     def _generate(self) -> str:
         """Greedy continuation of the sample prompt, without its special tokens; empty for sharded weights."""
         model = self.module.model
-        assert model is not None
         if self.sample_tokens == 0 or any(isinstance(p, DTensor) for p in model.parameters()):
             return ""
         ids = self._prompt_ids().to(self.module.device)
@@ -78,13 +77,11 @@ class Evaluator:
             do_sample=False,
             pad_token_id=self.tokenizer.pad_token_id,
         )
-        return self.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True).strip()
+        return str(self.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)).strip()
 
     def _prompt_ids(self) -> Tensor:
         if self.tokenizer.chat_template is None:
             return self.tokenizer(self.prompt, return_tensors="pt").input_ids
         messages = [{"role": "user", "content": self.prompt}]
-        encoded = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        return encoded["input_ids"]
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return self.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids

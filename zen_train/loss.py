@@ -27,7 +27,9 @@ class _HeadLoss(torch.autograd.Function):
     """Sum of cross entropies of `hidden_ND @ weight_VD^T + bias_V`, gradients formed chunk by chunk."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, label_N: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, label_N: Tensor
+    ) -> Tensor:
         compute_VD = weight_VD.to(hidden_ND.dtype)
         needs_grad = any(ctx.needs_input_grad)
         total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)

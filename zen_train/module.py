@@ -7,23 +7,24 @@ the trainable parameters only; what is frozen is the base, and the base is on di
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from zen_train.base import Base, quiet_transformers
-from zen_train.shards import write_full_
 from zen_train.config import OptimSection, TrainerSection, TuningSection
 from zen_train.errors import ConfigError, TrainingError
 from zen_train.loss import IGNORE, head_nll, logits_nll, shifted
+from zen_train.shards import write_full_
 
-Batch = dict[str, Any]
+Batch = Mapping[str, Any]
 
 
 class CausalLM(L.LightningModule):
@@ -49,7 +50,7 @@ class CausalLM(L.LightningModule):
         self.strict_loading = False  # a checkpoint holds what is trained, not what is frozen
         self.window_nll = 0.0
         self.gradient_norm = math.nan
-        self.model: PreTrainedModel | None = None
+        self.model: Any = None  # PreTrainedModel, or PEFT's wrapper of one; their types describe neither well
 
     # -- building ---------------------------------------------------------------------------------------------------
 
@@ -67,9 +68,9 @@ class CausalLM(L.LightningModule):
             self.model.get_decoder().compile()  # in place: parameter names stay as they are
         self.model.train()
 
-    def _whole_model(self) -> PreTrainedModel:
+    def _whole_model(self) -> Any:
         with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 self.base.folder, dtype=torch.float32, attn_implementation=self.attention
             )
         if self.tuning.method == "lora":
@@ -88,10 +89,12 @@ class CausalLM(L.LightningModule):
             )
         return model
 
-    def _sharded_model(self) -> PreTrainedModel:
+    def _sharded_model(self) -> Any:
         """FSDP2: parameters are born on the meta device, sharded block by block, then filled from the base's files."""
         if self.tuning.method == "lora":
-            raise ConfigError("tuning.method=lora with trainer.strategy=fsdp2 is not supported. Use strategy=ddp.")
+            raise ConfigError(
+                "tuning.method=lora with trainer.strategy=fsdp2 is not supported. Use strategy=ddp."
+            )
         from accelerate import init_empty_weights
 
         config = AutoConfig.from_pretrained(self.base.folder, dtype=torch.float32)
@@ -108,13 +111,14 @@ class CausalLM(L.LightningModule):
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 if isinstance(parameter, DTensor) and parameter.device.type == "meta":
-                    module.register_parameter(name, nn.Parameter(torch.empty_like(parameter, device=self.device)))
+                    module.register_parameter(
+                        name, nn.Parameter(torch.empty_like(parameter, device=self.device))
+                    )
         model.tie_weights()
         _fill_(model, ((name, source.get(name)) for name, _ in model.named_parameters()))
         return model
 
     def _freeze(self) -> None:
-        assert self.model is not None
         if self.tuning.freeze_embeddings:
             for module in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
                 module.requires_grad_(False)
@@ -133,7 +137,6 @@ class CausalLM(L.LightningModule):
 
     def nll(self, batch: Batch) -> Tensor:
         """Summed negative log-likelihood of the labelled tokens of a batch. float32 scalar."""
-        assert self.model is not None
         inputs = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], "use_cache": False}
         if not self.head_is_linear:
             return logits_nll(self.model(**inputs).logits, batch["labels"])
@@ -155,7 +158,9 @@ class CausalLM(L.LightningModule):
         self.window_nll += value
         # Lightning divides by the accumulation and DDP averages over ranks; the window's token count undoes both, so
         # that every token of an optimizer step weighs the same however the step was split (torchtune PR#1875).
-        return nll * (self.trainer.accumulate_grad_batches * self.trainer.world_size / int(batch["window_tokens"]))
+        return nll * (
+            self.trainer.accumulate_grad_batches * self.trainer.world_size / int(batch["window_tokens"])
+        )
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
         tokens = int((batch["labels"] != IGNORE).sum())
@@ -163,7 +168,7 @@ class CausalLM(L.LightningModule):
 
     # -- optimizer --------------------------------------------------------------------------------------------------
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         config = self.optim
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         matrices = [parameter for parameter in trained if parameter.ndim >= 2]
@@ -185,24 +190,29 @@ class CausalLM(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(
-        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by global norm. Lightning refuses this for a fused optimizer, which needs it no less without a scaler."""
+        """Clip by global norm. Lightning refuses to for a fused optimizer under autocast, for a scaler's sake."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val or math.inf)
         self.gradient_norm = norm.full_tensor().item() if isinstance(norm, DTensor) else norm.item()
         if not math.isfinite(self.gradient_norm):
             raise TrainingError(
                 f"The gradient norm became {self.gradient_norm} at optimizer step {self.trainer.global_step + 1}; the "
-                "weights were not changed by it and the last good checkpoint is kept. Lower optim.learning_rate or raise "
-                "optim.warmup_steps, then resume=auto."
+                "weights were not changed by it and the last good checkpoint is kept. Lower optim.learning_rate or "
+                "raise optim.warmup_steps, then resume=auto."
             )
 
     # -- checkpoint -------------------------------------------------------------------------------------------------
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Only what is trained: a checkpoint never repeats the base (#21823)."""
         trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
-        return {name: tensor for name, tensor in super().state_dict(*args, **kwargs).items() if name in trained}
+        return {
+            name: tensor for name, tensor in super().state_dict(*args, **kwargs).items() if name in trained
+        }
 
 
 def learning_rate_share(step: int, config: OptimSection, max_steps: int) -> float:
@@ -222,7 +232,6 @@ def load_weights_(module: CausalLM, weights: Iterable[tuple[str, Tensor]]) -> No
     Same Parameter, same storage, so optimizers and compiled graphs stay valid. LoRA adapters are switched off:
     the weights given replace the sum of matrix and adapter.
     """
-    assert module.model is not None
     if module.tuning.method == "lora":
         module.model.unload()
         module.model = module.model.get_base_model()
@@ -239,23 +248,24 @@ def _fill_(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
 
 def trained_parameters(module: CausalLM) -> Iterator[tuple[str, nn.Parameter]]:
     """(name inside the Hugging Face model, parameter) of everything that is trained."""
-    assert module.model is not None
     for name, parameter in module.model.named_parameters():
         if parameter.requires_grad:
             yield name, parameter
 
 
-def _blocks(model: PreTrainedModel) -> nn.ModuleList:
+def _blocks(model: nn.Module) -> nn.ModuleList:
     """The stack of transformer blocks: the longest ModuleList of the decoder."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
-        raise ConfigError(f"{type(model).__name__} has no stack of blocks; it cannot be frozen or sharded by block.")
+        raise ConfigError(
+            f"{type(model).__name__} has no stack of blocks; it cannot be frozen or sharded by block."
+        )
     return max(lists, key=len)
 
 
 @torch.no_grad()
-def _head_is_linear(model: PreTrainedModel) -> bool:
-    """Whether logits are exactly `head(hidden)`: true for Llama, Mistral, Qwen, GPT-2; false with soft caps and scales."""
+def _head_is_linear(model: Any) -> bool:
+    """Whether logits are exactly `head(hidden)`: so for Llama, Mistral, Qwen, GPT-2; not with soft caps or scales."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         return False

@@ -12,7 +12,7 @@ from importlib import resources
 from types import UnionType
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException
 from pydantic import BaseModel, ValidationError
 
 from zen_train.config import RunConfig
@@ -41,7 +41,9 @@ def check_overrides(words: Iterable[str]) -> None:
             for value in values:
                 _check_choice(name, value, groups[name])
             if name == "variant" and not adds:
-                raise ConfigError(f"variant={values[0]} needs a plus sign, because no variant is the default: +{word}")
+                raise ConfigError(
+                    f"variant={values[0]} needs a plus sign, because no variant is the default: +{word}"
+                )
         elif name not in keys:
             raise ConfigError(f"unknown setting {name!r} in {word!r}.{_nearest(name, [*keys, *groups])}")
     if "variant" not in seen and "variant.name" not in seen:
@@ -75,7 +77,9 @@ def explain(error: ValidationError) -> ConfigError:
     """A schema error as one line per setting: its name, the value got, what is allowed."""
     lines = []
     for problem in error.errors():
-        where = ".".join(str(part) for part in problem["loc"] if part not in ("corpus", "jsonl", "parquet", "text"))
+        where = ".".join(
+            str(part) for part in problem["loc"] if part not in ("corpus", "jsonl", "parquet", "text")
+        )
         if problem["type"] == "extra_forbidden":
             lines.append(f"unknown setting {where!r}.{_nearest(where, list(schema_keys(RunConfig)))}")
         elif problem["type"] == "value_error":
@@ -90,16 +94,24 @@ def _parse(word: str) -> tuple[str, list[str], bool]:
     """(key, the values it takes: several in a sweep, whether it adds)."""
     try:
         override = OverridesParser.create().parse_override(word)
-    except OverrideParseException as error:
-        raise ConfigError(f"cannot read {word!r}: {error}. Write key=value; quote special characters.") from error
+    except HydraException as error:
+        raise ConfigError(
+            f"cannot read {word!r}: {error}. Write key=value; quote special characters."
+        ) from error
     sweep = override.is_sweep_override()
-    values = [str(v) for v in override.sweep_string_iterator()] if sweep else [str(override.get_value_element_as_str())]
+    values = (
+        [str(v) for v in override.sweep_string_iterator()]
+        if sweep
+        else [str(override.get_value_element_as_str())]
+    )
     return override.key_or_group, values, override.is_add()
 
 
 def _check_choice(group: str, value: str, choices: list[str]) -> None:
     if value not in choices:
-        raise ConfigError(f"{group}={value} does not exist.{_nearest(value, choices)} Choices: {', '.join(choices)}.")
+        raise ConfigError(
+            f"{group}={value} does not exist.{_nearest(value, choices)} Choices: {', '.join(choices)}."
+        )
 
 
 def _nearest(name: str, known: list[str]) -> str:

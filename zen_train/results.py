@@ -42,7 +42,13 @@ _PACKAGES = ("zen-train", "torch", "lightning", "transformers", "safetensors")
 
 
 def collect_results(
-    config: RunConfig, base: Base, folder: RunFolder, callbacks: Callbacks, *, total_seconds: float, fit_seconds: float
+    config: RunConfig,
+    base: Base,
+    folder: RunFolder,
+    callbacks: Callbacks,
+    *,
+    total_seconds: float,
+    fit_seconds: float,
 ) -> RunResults:
     """Everything one finished run measured. Call it on rank 0."""
     report = callbacks.export.report
@@ -92,7 +98,9 @@ def collect_results(
 def provenance(config: RunConfig) -> Provenance:
     """What would be needed to run it again."""
     return Provenance(
-        device=torch.cuda.get_device_name() if torch.cuda.is_available() else f"{_processor()}, {_threads()} threads",
+        device=torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"{_processor()}, {_threads()} threads",
         versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         commit=_commit(),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -167,7 +175,8 @@ def _curves(callbacks: Callbacks) -> Curves:
             for point in callbacks.curves.points
         ),
         validation=tuple(
-            ValidationPoint(step=int(point["step"]), loss=point["loss"]) for point in callbacks.validation.points
+            ValidationPoint(step=int(point["step"]), loss=point["loss"])
+            for point in callbacks.validation.points
         ),
         merges=tuple(
             MergePoint(
@@ -200,7 +209,9 @@ def _seconds(callbacks: Callbacks, *, total: float, fit: float) -> PhaseSeconds:
 
 def _data(config: RunConfig) -> tuple[DataSource, ...]:
     if config.data.kind != "corpus":
-        return (DataSource(name=str(getattr(config.data, "path", config.data.kind)), licence="your own data"),)
+        return (
+            DataSource(name=str(getattr(config.data, "path", config.data.kind)), licence="your own data"),
+        )
     return tuple(
         DataSource(name=source.package, version=source.version, licence=source.licence)
         for source in config.variant.sources
@@ -229,7 +240,10 @@ def _commit() -> str | None:
     if not (root / ".git").exists():
         return None
     answer = subprocess.run(
-        ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return answer.stdout.strip() or None
 

@@ -41,13 +41,18 @@ def run(config: RunConfig, *, console: Console) -> RunResults | None:
     started = time.perf_counter()
     _quiet_libraries()
     check_sense(config)
-    leader = rank_zero_only.rank in (None, 0)
+    leader = getattr(rank_zero_only, "rank", None) in (
+        None,
+        0,
+    )  # before Lightning knows: from the environment
     folder = RunFolder(Path(config.output_dir).expanduser().absolute())
     checkpoint = folder.resume_path(config.resume)
     if leader:
         folder.check_free(resume=checkpoint, overwrite=config.overwrite)
         _announce(config, console)
-    tracking = resolve_wandb(config.logger.wandb, run_folder=folder.root)  # before anything slow: it must never ask
+    tracking = resolve_wandb(
+        config.logger.wandb, run_folder=folder.root
+    )  # before anything slow: it must never ask
     if leader:
         console.print(tracking.line(), style="dim", soft_wrap=True)
     L.seed_everything(config.seed, workers=True, verbose=False)
@@ -62,7 +67,11 @@ def run(config: RunConfig, *, console: Console) -> RunResults | None:
         max_steps=config.trainer.max_steps,
     )
     module = CausalLM(
-        base, attention=config.base.attention, tuning=config.tuning, optim=config.optim, trainer=config.trainer
+        base,
+        attention=config.base.attention,
+        tuning=config.tuning,
+        optim=config.optim,
+        trainer=config.trainer,
     )
     evaluator = Evaluator(
         module,
@@ -107,7 +116,11 @@ def run(config: RunConfig, *, console: Console) -> RunResults | None:
     publish(results, folder)
     log_picture(loggers, folder.picture)
     log_artifact(
-        loggers, folder.delta, name=f"{config.variant.name}-delta", metadata=asdict(results.losses), base_name=base.name
+        loggers,
+        folder.delta,
+        name=f"{config.variant.name}-delta",
+        metadata=asdict(results.losses),
+        base_name=base.name,
     )
     notes = finish_loggers(loggers)
     render_terminal(results, console)
@@ -168,14 +181,16 @@ def _announce(config: RunConfig, console: Console) -> None:
     settings = config.trainer
     tokens = config.data.context_tokens * config.data.batch_size * settings.accumulate
     console.print(
-        f"[bold]{config.variant.name}[/] on [bold]{config.base.name}[/]: {settings.max_steps} steps of {tokens} tokens, "
-        f"merge={config.merge.method} every {config.merge.every_n_steps}, into {config.output_dir}",
+        f"[bold]{config.variant.name}[/] on [bold]{config.base.name}[/]: {settings.max_steps} steps of {tokens} "
+        f"tokens, merge={config.merge.method} every {config.merge.every_n_steps}, into {config.output_dir}",
         soft_wrap=True,
         highlight=False,
     )
     if config.scale == "quick":
         console.print(
-            "scale=quick: minutes, to see it work. For a real run on a GPU: scale=full", style="dim", soft_wrap=True
+            "scale=quick: minutes, to see it work. For a real run on a GPU: scale=full",
+            style="dim",
+            soft_wrap=True,
         )
 
 

@@ -6,6 +6,7 @@ For tests and for trying an option out (`base=tiny`). It knows no language; ever
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -56,6 +57,6 @@ def build_tiny_base(folder: Path) -> None:
     config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
-    model.save_pretrained(folder)
+        model: Any = LlamaForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -40,9 +40,15 @@ class Callbacks:
 
     def in_order(self, *, progress: bool) -> list[L.Callback]:
         """The order matters: score and merge, keep the best, export, save all that, then stop if asked."""
-        ordered = [self.curves, self.merge, self.validation, self.export, self.evaluate, self.save]
-        ordered += [self.progress] if progress else []
-        return [callback for callback in [*ordered, self.stop] if callback is not None]
+        measured: list[L.Callback | None] = [
+            self.curves,
+            self.merge,
+            self.validation,
+            self.export,
+            self.evaluate,
+        ]
+        shown = self.progress if progress else None
+        return [callback for callback in [*measured, self.save, shown, self.stop] if callback is not None]
 
 
 def build_callbacks(
@@ -56,7 +62,7 @@ def build_callbacks(
 ) -> Callbacks:
     """All callbacks of a run, wired to each other."""
     best = BestWeights(folder.checkpoints)
-    validation = Validation(every_n_steps=config.validate_every_n_steps, best=best)
+    validation = Validation(evaluator.heldout, every_n_steps=config.validate_every_n_steps, best=best)
     curves = Curves(every_n_steps=config.trainer.log_every_n_steps)
     merging = config.merge.method != "none"
     export = ExportCallback(
@@ -69,7 +75,9 @@ def build_callbacks(
     )
     return Callbacks(
         curves=curves,
-        merge=MergeCallback(config.merge, validation=validation, folder=folder.checkpoints) if merging else None,
+        merge=MergeCallback(config.merge, validation=validation, folder=folder.checkpoints)
+        if merging
+        else None,
         validation=validation,
         export=export,
         evaluate=EvaluateCallback(evaluator, export=export) if config.evaluate.enabled else None,

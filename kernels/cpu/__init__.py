@@ -6,6 +6,8 @@ takes. ZEN_TRAIN_CPU_PATH=plain|avx2|avx512|amx forces one (for tests and compar
 
 import os
 
+import torch
+
 from .build import cache_folder, load
 
 PATHS = ("plain", "avx2", "avx512", "amx")
@@ -13,6 +15,7 @@ PATHS = ("plain", "avx2", "avx512", "amx")
 __all__ = ["PATHS", "cache_folder", "load", "path_number"]
 
 
+@torch.compiler.assume_constant_result
 def path_number() -> int:
     """Number of the forced instruction set, or -1 for the best one.
 

@@ -79,9 +79,14 @@ def _compile(target: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-@cache
+@torch.compiler.assume_constant_result
 def load() -> bool:
     """Make the `torch.ops.zen_train.cpu_*` operators available; False when they cannot be built here."""
+    return _load_once()
+
+
+@cache
+def _load_once() -> bool:
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +102,7 @@ def load() -> bool:
             f"zen_train: no CPU kernels ({reason}); the slow reference is used. Install a C++20 compiler (g++ 12 or "
             "newer, or clang 16) and ninja, or pass backend='reference' to say that this is intended.",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
         return False
     register_fakes()

@@ -33,7 +33,13 @@ class Watch(L.Callback):
 def test_one_merge_per_n_optimizer_steps_under_accumulation(tiny_base, tmp_path):
     """Lightning #17903, #17207: 67 micro-batches at accumulation 3 are 22 optimizer steps; intervals count those."""
     run = small_run(
-        tiny_base, tmp_path, max_steps=22, accumulate=3, batch_size=1, merge=merging(5), validate_every_n_steps=5
+        tiny_base,
+        tmp_path,
+        max_steps=22,
+        accumulate=3,
+        batch_size=1,
+        merge=merging(5),
+        validate_every_n_steps=5,
     ).fit()
     assert [event.step for event in run.merge.events] == [10, 15, 20]
     assert [point["step"] for point in run.validation.points] == [5, 10, 15, 20]
@@ -41,7 +47,9 @@ def test_one_merge_per_n_optimizer_steps_under_accumulation(tiny_base, tmp_path)
 
 def test_an_interval_longer_than_an_epoch_merges_across_epochs(tiny_base, tmp_path):
     """Lightning #11979."""
-    run = small_run(tiny_base, tmp_path, max_steps=12, records=4, merge=merging(4), validate_every_n_steps=4).fit()
+    run = small_run(
+        tiny_base, tmp_path, max_steps=12, records=4, merge=merging(4), validate_every_n_steps=4
+    ).fit()
     assert run.data.facts().epochs > 5
     assert [event.step for event in run.merge.events] == [8, 12]
 

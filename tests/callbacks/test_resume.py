@@ -27,7 +27,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tiny_base, tmp_path, stop_at,
     second = small_run(tiny_base, tmp_path / "parts", max_steps=10, **options).fit(resume=first.checkpoint)
 
     assert_same(second.weights(), whole.weights())
-    assert second.merge.events and [
+    assert second.merge.events
+    assert [
         (event.step, event.partner_step, event.accepted, event.loss_after) for event in second.merge.events
     ] == [(event.step, event.partner_step, event.accepted, event.loss_after) for event in whole.merge.events]
     assert second.validation.points == whole.validation.points
@@ -43,7 +44,9 @@ def test_a_checkpoint_loads_without_pickled_objects(tiny_base, tmp_path):
 
 def test_a_checkpoint_holds_neither_base_nor_best_nor_frozen_weights(tiny_base, tmp_path):
     """Lightning #21823."""
-    frozen = small_run(tiny_base, tmp_path, tuning=TuningSection(freeze_layers=1, freeze_embeddings=True)).fit()
+    frozen = small_run(
+        tiny_base, tmp_path, tuning=TuningSection(freeze_layers=1, freeze_embeddings=True)
+    ).fit()
     state = torch.load(frozen.checkpoint, weights_only=True)["state_dict"]
     assert state
     assert not any("embed_tokens" in name or "layers.0." in name for name in state)

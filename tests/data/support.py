@@ -60,7 +60,11 @@ def chat(*turns: tuple[str, str], document: str = "chat", origin: str = "") -> R
 def sums(count: int, first: int = 0) -> list[Record]:
     """Small sums of unequal length."""
     return [
-        ask(f"sum {i}", f"What is {i} plus {i % 7}?" + " Please." * (i % 5), f"It is {i + i % 7}" + "." * (i % 11))
+        ask(
+            f"sum {i}",
+            f"What is {i} plus {i % 7}?" + " Please." * (i % 5),
+            f"It is {i + i % 7}" + "." * (i % 11),
+        )
         for i in range(first, first + count)
     ]
 
@@ -70,7 +74,9 @@ def scored(example: Example, tokenizer: PreTrainedTokenizerFast) -> str:
     return tokenizer.decode(example.input_ids[example.labels != IGNORE])
 
 
-def token_set(records: list[Record], tokenizer: PreTrainedTokenizerFast, max_tokens: int = 128) -> TokenisedSet:
+def token_set(
+    records: list[Record], tokenizer: PreTrainedTokenizerFast, max_tokens: int = 128
+) -> TokenisedSet:
     counts = Counts()
     rows = tokenise_all(records, tokenizer, max_tokens=max_tokens, too_long="error", counts=counts)
     return TokenisedSet.from_examples(rows, counts)
@@ -88,8 +94,14 @@ def tiny_model(architecture: str, attention: str) -> PreTrainedModel:
         ),
         "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**rope, attn_implementation=attention)),
         "gpt2": lambda: GPT2LMHeadModel(
-            GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256,
-                       attn_implementation=attention)  # fmt: skip
+            GPT2Config(
+                vocab_size=VOCABULARY,
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                n_positions=256,
+                attn_implementation=attention,
+            )
         ),
     }
     return kinds[architecture]().double().eval()

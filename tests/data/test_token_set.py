@@ -61,8 +61,8 @@ def test_the_key_depends_on_everything_that_decides_the_tokens(change):
     other = byte_tokenizer()
     other.add_tokens(["new"])
     changed = {
-        "record": {"records": sums(2) + [Record(document="sum 2", text="else")]},
-        "name": {"records": sums(2) + [Record(document="x", messages=sums(3)[2].messages)]},
+        "record": {"records": [*sums(2), Record(document="sum 2", text="else")]},
+        "name": {"records": [*sums(2), Record(document="x", messages=sums(3)[2].messages)]},
         "length": {"max_tokens": 65},
         "rule": {"too_long": "split"},
         "template": {"tokenizer": byte_tokenizer(None)},

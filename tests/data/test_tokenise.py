@@ -18,13 +18,17 @@ def test_only_the_assistant_carries_loss_and_the_end_of_turn_token_is_inside():
     tokenizer = byte_tokenizer(SYSTEM_DEFAULT_TEMPLATE)
     (example,) = tokenise(ask("d", "Two plus two?", "Four."), tokenizer, max_tokens=200)
     assert scored(example, tokenizer) == "Four.<|im_end|>"
-    assert tokenizer.decode(example.input_ids).startswith("<|im_start|>system\nBe helpful<|im_end|>\n<|im_start|>user")
+    assert tokenizer.decode(example.input_ids).startswith(
+        "<|im_start|>system\nBe helpful<|im_end|>\n<|im_start|>user"
+    )
     assert example.labels[-1] == IGNORE, "the newline after the end of turn is never generated"
 
 
 def test_every_assistant_turn_of_a_long_chat_carries_loss():
     tokenizer = byte_tokenizer()
-    record = chat(("system", "Be brief"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+    record = chat(
+        ("system", "Be brief"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")
+    )
     (example,) = tokenise(record, tokenizer, max_tokens=200)
     assert scored(example, tokenizer) == "b<|im_end|>d<|im_end|>"
 
@@ -35,7 +39,9 @@ def test_a_chat_that_ends_with_the_user_is_trained_on_its_earlier_answer():
     assert scored(example, tokenizer) == "b<|im_end|>"
 
 
-@pytest.mark.parametrize("turns", [(("user", "hello"),), (("system", "x"), ("user", "y"))], ids=["user", "system"])
+@pytest.mark.parametrize(
+    "turns", [(("user", "hello"),), (("system", "x"), ("user", "y"))], ids=["user", "system"]
+)
 def test_a_record_without_any_answer_is_an_error_that_names_it(turns):
     """TRL PR#5988: an all-masked row is an error, not a training run."""
     with pytest.raises(DataError, match=r"talk\.jsonl:7: nothing in this record carries loss"):
@@ -50,19 +56,30 @@ def test_an_empty_answer_teaches_only_the_end_of_turn():
 
 def test_a_template_that_rewrites_earlier_turns_is_refused():
     rewriting = (
-        "{% for m in messages %}{% if loop.last %}LAST {% endif %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+        "{% for m in messages %}{% if loop.last %}LAST {% endif %}"
+        "{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
         "{% if add_generation_prompt %}LAST assistant: {% endif %}"
     )
-    record = chat(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"), document="two answers")
-    with pytest.raises(DataError, match="two answers: the chat template .* differently"):
+    record = chat(
+        ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"), document="two answers"
+    )
+    with pytest.raises(DataError, match=r"two answers: the chat template .* differently"):
         tokenise(record, byte_tokenizer(rewriting), max_tokens=200)
 
 
 def test_a_template_that_raises_names_the_record_and_its_roles():
-    refusing = "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}{{ m['content'] }}{% endfor %}"
-    records = [ask("fine", "a", "b"), chat(("system", "s"), ("user", "u"), ("assistant", "a"), document="bad one")]
-    with pytest.raises(DataError, match=r"bad one: .*roles: system.*no system here"):
-        list(tokenise_all(records, byte_tokenizer(refusing), max_tokens=99, too_long="error", counts=Counts()))
+    refusing = (
+        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{{ m['content'] }}{% endfor %}"
+    )
+    records = [
+        ask("fine", "a", "b"),
+        chat(("system", "s"), ("user", "u"), ("assistant", "a"), document="bad one"),
+    ]
+    with pytest.raises(DataError, match=r"bad one: .*roles: system.*no system"):
+        list(
+            tokenise_all(records, byte_tokenizer(refusing), max_tokens=99, too_long="error", counts=Counts())
+        )
 
 
 def test_a_tokenizer_without_a_chat_template_gets_the_documented_one():
@@ -108,7 +125,7 @@ def test_a_text_is_trained_on_throughout_and_ends_once():
 
 
 def test_a_record_longer_than_the_context_is_an_error_that_names_the_options():
-    with pytest.raises(DataError, match=r"book:3: 101 tokens, longer than data.context_tokens=40.*truncate, skip or split"):
+    with pytest.raises(DataError, match=r"book:3: 101 tokens, longer than .*=40.*truncate, skip or split"):
         tokenise(Record(document="b", text="x" * 100, origin="book:3"), byte_tokenizer(), max_tokens=40)
 
 

@@ -1,4 +1,6 @@
-"""Tiny random models as base and fine-tune, and the one-bit delta computed by hand, apart from the code under test."""
+"""Tiny random models as base and fine-tune, and the one-bit delta computed by hand, apart from the code
+under test.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +27,9 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
     "llama-untied": lambda: transformers.LlamaConfig(**_SMALL, tie_word_embeddings=False),
     "qwen2": lambda: transformers.Qwen2Config(**_SMALL, tie_word_embeddings=True),
     "mistral": lambda: transformers.MistralConfig(**_SMALL),
-    "gpt2": lambda: transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_inner=44, n_positions=64),
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_inner=44, n_positions=64
+    ),
     "mixtral": lambda: transformers.MixtralConfig(**_SMALL, num_local_experts=4, num_experts_per_tok=2),
     "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
         **_SMALL, head_dim=8, moe_intermediate_size=20, num_experts=4, num_experts_per_tok=2

@@ -27,7 +27,9 @@ def test_bits_of_a_row_are_packed_lowest_first_with_zero_padding():
 
 def test_golden_tensor_has_the_bytes_computed_by_hand():
     base = torch.zeros(2, 9)
-    tuned = torch.tensor([[1.0, -3, 0, 2, -2, 1, 1, -1, -7], [-0.5, 0.5, 0.5, 0.5, -0.5, -0.5, 0.5, 0.5, 0.5]])
+    tuned = torch.tensor(
+        [[1.0, -3, 0, 2, -2, 1, 1, -1, -7], [-0.5, 0.5, 0.5, 0.5, -0.5, -0.5, 0.5, 0.5, 0.5]]
+    )
     coded = encode(base, tuned)
     # row 0: + - + + - + + - | -  = 1 + 4 + 8 + 32 + 64 = 109, 0;  the exact zero counts as +
     # row 1: - + + + - - + + | +  = 2 + 4 + 8 + 64 + 128 = 206, 1
@@ -70,7 +72,9 @@ def test_stated_error_is_the_error_of_the_decoded_delta(scale, planes):
 
 
 def test_gaussian_delta_loses_what_the_theory_says():
-    """||D - D_hat||^2 / ||D||^2 = 1 - 2/pi at one bit and 0.131 at two (formulas of BitDelta with residual bits)."""
+    """||D - D_hat||^2 / ||D||^2 = 1 - 2/pi at one bit and 0.131 at two (formulas of BitDelta with residual
+    bits).
+    """
     base, tuned = pair((64, 8192))
     assert encode(base, tuned).relative_error ** 2 == pytest.approx(0.3634, abs=0.004)
     assert encode(base, tuned, planes=2).relative_error ** 2 == pytest.approx(0.131, abs=0.004)
@@ -82,7 +86,9 @@ def test_alpha_is_summed_in_float64():
     tuned = torch.ones(1, columns)
     tuned[0, 0] = 16777216.0
     alpha = encode(torch.zeros(1, columns), tuned).alpha
-    assert alpha.item() == torch.tensor((16777216 + columns - 1) / columns, dtype=torch.float64).float().item()
+    assert (
+        alpha.item() == torch.tensor((16777216 + columns - 1) / columns, dtype=torch.float64).float().item()
+    )
 
 
 def test_transposed_storage_packs_along_the_real_input():

@@ -1,4 +1,6 @@
-"""The identity of a base: fixed bytes give a fixed root; files and versions do not matter, every value does."""
+"""The identity of a base: fixed bytes give a fixed root; files and versions do not matter, every value
+does.
+"""
 
 import hashlib
 
@@ -15,7 +17,9 @@ from zen_train.errors import DeltaError
 
 def test_golden_fingerprint_is_the_one_computed_by_hand():
     """stanford_alpaca #256: byte exact, so the value can be written down."""
-    found = fingerprint(StateDictSource({"b": torch.tensor([[1.0, -2.0]]), "a": torch.tensor([1, 2], dtype=torch.uint8)}))
+    found = fingerprint(
+        StateDictSource({"b": torch.tensor([[1.0, -2.0]]), "a": torch.tensor([1, 2], dtype=torch.uint8)})
+    )
     digest_a = hashlib.sha256(b"\x01\x02").hexdigest()
     digest_b = hashlib.sha256(b"\x00\x00\x80\x3f\x00\x00\x00\xc0").hexdigest()
     assert dict(found.digests) == {"a": digest_a, "b": digest_b}
@@ -43,7 +47,9 @@ def test_shards_order_and_container_do_not_matter(tmp_path):
 
 def test_strides_do_not_matter():
     values = torch.randn(3, 4)
-    assert fingerprint(StateDictSource({"a": values})) == fingerprint(StateDictSource({"a": values.t().contiguous().t()}))
+    assert fingerprint(StateDictSource({"a": values})) == fingerprint(
+        StateDictSource({"a": values.t().contiguous().t()})
+    )
 
 
 def test_one_bit_anywhere_changes_the_root(tmp_path):
@@ -68,7 +74,7 @@ def test_float32_copy_of_a_bfloat16_base_is_that_base(tmp_path):
     full_check(wide, expected)
     with torch.no_grad():
         model.model.norm.weight[0] += 1e-4
-    with pytest.raises(DeltaError, match="norm.weight holds .* values that torch.bfloat16 cannot represent"):
+    with pytest.raises(DeltaError, match=r"norm.weight holds .* values that torch.bfloat16 cannot represent"):
         fingerprint(wide, dtype=torch.bfloat16)
     with pytest.raises(DeltaError, match="another base"):
         full_check(wide, expected)
@@ -92,7 +98,10 @@ def test_quick_check_names_both_bases(tmp_path):
         (lambda t: t.update(c=torch.zeros(1)), "tensor c .* is not part of it"),
         (lambda t: t.update(a=torch.zeros(3, 2)), r"a has shape \[3, 2\], expected \[2, 3\]"),
         (lambda t: t.update(b=torch.zeros(4, dtype=torch.int32)), "b is torch.int32, expected torch.float32"),
-        (lambda t: t.update(b=torch.zeros(4, dtype=torch.float16)), "b is torch.float16, expected torch.float32"),
+        (
+            lambda t: t.update(b=torch.zeros(4, dtype=torch.float16)),
+            "b is torch.float16, expected torch.float32",
+        ),
     ],
 )
 def test_quick_check_sees_other_names_shapes_and_dtypes(change, message):
@@ -134,5 +143,7 @@ def test_config_hash_ignores_versions_and_paths(tmp_path):
     config = pair.base / "config.json"
     config.write_text(config.read_text().replace('"transformers_version": "', '"transformers_version": "9'))
     assert BaseInfo.from_folder(pair.base).config_hash == before
-    save_file(load_file(pair.base / "model.safetensors"), pair.base / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        load_file(pair.base / "model.safetensors"), pair.base / "model.safetensors", metadata={"format": "pt"}
+    )
     assert BaseInfo.from_folder(pair.base).config_hash == before

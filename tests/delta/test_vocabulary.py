@@ -5,7 +5,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.delta.models import export, load, logits, make_pair, one_bit, perturb
-from zen_train.delta import DeltaArtifact, FolderSource, StateDictSource, apply_delta, iter_applied, verify_artifact
+from zen_train.delta import (
+    DeltaArtifact,
+    FolderSource,
+    StateDictSource,
+    apply_delta,
+    iter_applied,
+    verify_artifact,
+)
 from zen_train.errors import DeltaError
 
 EXACT_RMS = 1e-5
@@ -15,12 +22,16 @@ def grow(pair, rows=2):
     model = AutoModelForCausalLM.from_pretrained(pair.tuned, dtype=torch.float32)
     model.resize_token_embeddings(50 + rows, mean_resizing=False)
     with torch.no_grad():
-        model.get_input_embeddings().weight[50:] = torch.randn(rows, 32, generator=torch.Generator().manual_seed(9))
+        model.get_input_embeddings().weight[50:] = torch.randn(
+            rows, 32, generator=torch.Generator().manual_seed(9)
+        )
     model.save_pretrained(pair.tuned)
 
 
 def check(pair, tmp_path):
-    """Verify, apply, and compare the applied model with `iter_applied`. Returns artifact and applied model."""
+    """Verify, apply, and compare the applied model with `iter_applied`. Returns artifact and applied
+    model.
+    """
     verify_artifact(tmp_path / "delta", base=FolderSource(pair.base), tuned=FolderSource(pair.tuned))
     artifact = DeltaArtifact.open(tmp_path / "delta")
     apply_delta(artifact, pair.base, tmp_path / "out", dtype="float32")
@@ -48,7 +59,7 @@ def test_grown_vocabulary_is_packed_and_its_new_rows_are_stored(tmp_path, archit
     assert model.config.vocab_size == 52
 
     base, tuned = FolderSource(pair.base), FolderSource(pair.tuned)
-    expected = {name: tensor for name, tensor in model.state_dict().items()}
+    expected = dict(model.state_dict().items())
     for name in base.names():
         w0, w1 = base.get(name), tuned.get(name)
         if w0.shape != w1.shape:
@@ -155,7 +166,9 @@ def test_folder_that_stores_a_tied_head_twice_is_read_as_tied(tmp_path):
     pair = make_pair(tmp_path)
     untie(pair, equal=True)
     config = pair.tuned / "config.json"
-    config.write_text(config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+    config.write_text(
+        config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true')
+    )
     source = FolderSource(pair.tuned)
     assert source.aliases() == {"lm_head.weight": "model.embed_tokens.weight"}
     assert "lm_head.weight" not in source.names()

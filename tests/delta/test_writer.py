@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.delta.models import export, make_pair
+from tests.delta.models import Pair, export, make_pair
 from zen_train.delta import (
     BaseInfo,
     DeltaArtifact,
@@ -52,6 +52,8 @@ def base_tensors():
         "tiny.weight": torch.randn(5, 1),
         "lm_head.weight": torch.randn(40, 16),
         "position_ids": torch.arange(9),
+        "scalar": torch.tensor(1.5),
+        "empty": torch.zeros(0, 16),
     }
 
 
@@ -72,12 +74,20 @@ def test_every_kind_of_parameter_has_its_form(tmp_path):
         "tiny.weight": "dense",  # 5 x (1 + 4) packed bytes are more than 20 plain ones
         "lm_head.weight": "sign",
         "position_ids": "same",
+        "scalar": "dense",
+        "empty": "same",
     }
     assert report.coverage == 1.0
-    assert report.bytes_by_kind == {"sign": 104 * (2 + 4), "dense": 24 * 4 + 20, "same": 0, "rows": 0, "tied": 0}
+    assert report.bytes_by_kind == {
+        "sign": 104 * (2 + 4),
+        "dense": 24 * 4 + 20 + 4,
+        "same": 0,
+        "rows": 0,
+        "tied": 0,
+    }
     applied = dict(iter_applied(DeltaArtifact.open(tmp_path / "d"), StateDictSource(base_tensors())))
     tuned = tuned_tensors()
-    for name in ("layer.bias", "frozen.weight", "tiny.weight", "position_ids"):
+    for name in ("layer.bias", "frozen.weight", "tiny.weight", "position_ids", "scalar", "empty"):
         assert torch.equal(applied[name], tuned[name]), name
 
 
@@ -115,7 +125,9 @@ def test_safetensors_library_reads_the_file(tmp_path):
         names = set(file.keys())
         sign = file.get_tensor("model.layers.0.mlp.down_proj.weight.sign")
     assert set(metadata) == {"format", "delta_config"}
-    assert json.loads(metadata["delta_config"]) == json.loads((tmp_path / "delta" / "delta_config.json").read_text())
+    assert json.loads(metadata["delta_config"]) == json.loads(
+        (tmp_path / "delta" / "delta_config.json").read_text()
+    )
     artifact = DeltaArtifact.open(tmp_path / "delta")
     assert torch.equal(artifact.part("model.layers.0.mlp.down_proj.weight", "sign"), sign)
     assert "model.norm.weight.dense" in names
@@ -127,7 +139,9 @@ def test_delta_without_a_change_is_a_valid_file(tmp_path):
     assert set(kinds(report).values()) == {"same"}
     assert "the delta is empty" in report.warnings[0]
     assert report.relative_error == 0.0
-    verify_artifact(tmp_path / "d", base=StateDictSource(base_tensors()), tuned=StateDictSource(base_tensors()))
+    verify_artifact(
+        tmp_path / "d", base=StateDictSource(base_tensors()), tuned=StateDictSource(base_tensors())
+    )
     applied = dict(iter_applied(DeltaArtifact.open(tmp_path / "d"), StateDictSource(base_tensors())))
     assert all(torch.equal(applied[name], tensor) for name, tensor in base_tensors().items())
     with safe_open(tmp_path / "d" / "delta.safetensors", "pt") as file:
@@ -152,7 +166,11 @@ def test_embedding_bound_can_be_moved(tmp_path):
     error = (1 - 1 / 16) ** 0.5  # one of 16 columns moved: alpha = 1/16
     for bound, kind in ((error + 0.01, "sign"), (error - 0.01, "dense")):
         report = write(
-            tmp_path / "d", base_tensors(), sparse_embedding(), embedding_max_relative_error=bound, overwrite=True
+            tmp_path / "d",
+            base_tensors(),
+            sparse_embedding(),
+            embedding_max_relative_error=bound,
+            overwrite=True,
         )
         assert kinds(report)["model.embed_tokens.weight"] == kind
 
@@ -167,7 +185,11 @@ def test_matrix_bound_is_off_unless_asked_for(tmp_path):
 
 def test_large_dense_tensor_keeps_the_delta_when_the_base_dtype_would_lose_it(tmp_path):
     """A bfloat16 copy of float32 weights would round small changes away; then float32 is stored."""
-    base = {"model.embed_tokens.weight": torch.randn(300, 256, generator=torch.Generator().manual_seed(1)).bfloat16()}
+    base = {
+        "model.embed_tokens.weight": torch.randn(
+            300, 256, generator=torch.Generator().manual_seed(1)
+        ).bfloat16()
+    }
     near = {"model.embed_tokens.weight": moved(base["model.embed_tokens.weight"].float(), 1e-4)}
     far = {"model.embed_tokens.weight": moved(base["model.embed_tokens.weight"].float(), 1.0)}
     for tuned, dtype in ((near, torch.float32), (far, torch.bfloat16)):
@@ -204,7 +226,9 @@ def test_scales_and_planes_are_recorded_and_read_back(tmp_path, scale, planes):
     artifact = DeltaArtifact.open(tmp_path / "delta")
     entry = artifact.entry("model.layers.1.self_attn.q_proj.weight")
     assert (entry.scale, entry.planes) == (scale, planes)
-    assert artifact.part("model.layers.1.self_attn.q_proj.weight", "alpha").shape == ((32,) if scale == "row" else (1,))
+    assert artifact.part("model.layers.1.self_attn.q_proj.weight", "alpha").shape == (
+        (32,) if scale == "row" else (1,)
+    )
     verify_artifact(tmp_path / "delta", base=FolderSource(pair.base), tuned=FolderSource(pair.tuned))
     assert report.relative_error == pytest.approx({1: 0.6, 3: 0.2}[planes], abs=0.1)
 
@@ -292,7 +316,9 @@ def test_tokenizers_of_base_and_variant_are_not_mixed(tmp_path):
 
 def test_progress_is_told_for_every_parameter(tmp_path):
     seen = []
-    report = write(tmp_path / "d", base_tensors(), tuned_tensors(), on_tensor=lambda row: seen.append(row.name))
+    report = write(
+        tmp_path / "d", base_tensors(), tuned_tensors(), on_tensor=lambda row: seen.append(row.name)
+    )
     assert seen == [row.name for row in report.rows]
 
 
@@ -336,7 +362,10 @@ def without(name):
     ("tuned", "message"),
     [
         (without("layer.weight"), r"layer.weight \(1 in all\) is in the base and not in the tuned model"),
-        (with_change("extra.weight", torch.ones(2, 2)), r"extra.weight \(1 in all\) is in the tuned model and not"),
+        (
+            with_change("extra.weight", torch.ones(2, 2)),
+            r"extra.weight \(1 in all\) is in the tuned model and not",
+        ),
         (
             with_change("layer.weight", torch.ones(24, 32)),
             r"layer.weight has shape \[24, 32\] in the tuned model and \[24, 16\] in the base",
@@ -349,8 +378,14 @@ def without(name):
             with_change("model.embed_tokens.weight", torch.ones(39, 16)),
             r"embed_tokens.weight has shape \[39, 16\] in the tuned model and \[40, 16\] in the base",
         ),
-        (with_change("layer.weight", torch.full((24, 16), float("nan"))), "layer.weight: the tuned tensor holds 384 NaN"),
-        (with_change("layer.bias", torch.full((24,), float("inf"))), "layer.bias: it holds NaN or infinite values"),
+        (
+            with_change("layer.weight", torch.full((24, 16), float("nan"))),
+            "layer.weight: the tuned tensor holds 384 NaN",
+        ),
+        (
+            with_change("layer.bias", torch.full((24,), float("inf"))),
+            "layer.bias: it holds NaN or infinite values",
+        ),
     ],
 )
 def test_model_that_does_not_fit_is_refused_and_nothing_is_written(tmp_path, tuned, message):
@@ -394,7 +429,9 @@ def test_bad_option_is_refused_and_nothing_is_written(tmp_path, options, message
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["tokenizer.pkl", "README.md", "delta_config.json", "delta.safetensors", ".hidden"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.pkl", "README.md", "delta_config.json", "delta.safetensors", ".hidden"]
+)
 def test_sidecar_with_a_forbidden_name_is_refused(tmp_path, name):
     (tmp_path / name).write_text("x")
     with pytest.raises(DeltaError, match=name):
@@ -406,7 +443,7 @@ def test_sidecar_given_twice_is_refused(tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "tokenizer.json").write_text(folder)
     sidecars = [tmp_path / "a" / "tokenizer.json", tmp_path / "b" / "tokenizer.json"]
-    with pytest.raises(DeltaError, match="tokenizer.json is given twice"):
+    with pytest.raises(DeltaError, match=r"tokenizer.json is given twice"):
         write(tmp_path / "d", base_tensors(), tuned_tensors(), sidecars=sidecars)
 
 
@@ -415,6 +452,23 @@ def test_integer_tensor_that_changed_is_replaced_bit_for_bit(tmp_path):
     assert kinds(write(tmp_path / "d", base_tensors(), tuned))["position_ids"] == "dense"
     applied = dict(iter_applied(DeltaArtifact.open(tmp_path / "d"), StateDictSource(base_tensors())))
     assert applied["position_ids"].tolist() == list(range(8, -1, -1))
+
+
+def test_odd_tensors_pass_through_a_model_folder(tmp_path):
+    """Scalars, integers and empty tensors, and a configuration with an infinity, as Mamba's has."""
+    for folder, tensors in (("base", base_tensors()), ("tuned", tuned_tensors())):
+        (tmp_path / folder).mkdir()
+        save_file(tensors, tmp_path / folder / "model.safetensors")
+        (tmp_path / folder / "config.json").write_text('{"vocab_size": 40, "limits": [0.0, Infinity]}')
+    export(Pair(tmp_path / "base", tmp_path / "tuned"), tmp_path / "delta")
+    artifact = DeltaArtifact.open(tmp_path / "delta")
+    for dtype in ("float32", "bfloat16"):
+        apply_delta(artifact, tmp_path / "base", tmp_path / dtype, dtype=dtype)
+        found = FolderSource(tmp_path / dtype)
+        assert found.get("position_ids").tolist() == list(range(9))
+        assert found.get("scalar").dtype == getattr(torch, dtype)
+        assert found.spec("empty").shape == (0, 16)
+        assert found.config["limits"] == [0.0, float("inf")]
 
 
 def test_half_precision_masters_are_exported_from_their_values(tmp_path):

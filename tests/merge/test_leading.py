@@ -58,7 +58,7 @@ def test_the_filter_needs_far_fewer_products_than_plain_iteration():
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 7])
 def test_the_filter_is_the_chebyshev_polynomial(degree):
-    """On a diagonal matrix and a vector of ones, entry i is T(2 value_i / cut - 1), up to one common scale."""
+    """On a diagonal matrix and a vector of ones, entry i is T(2 value_i / cut - 1), up to one scale."""
     values = torch.tensor([0.0, 0.1, 0.35, 0.5, 0.9, 1.7], dtype=torch.float64)
     cut = 0.5
     ones = torch.ones(6, 1, dtype=torch.float64)

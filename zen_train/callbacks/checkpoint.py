@@ -20,7 +20,9 @@ from zen_train.errors import TrainingError
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Streams to a temporary sibling, then renames. Lightning's own builds the whole file in memory first (#21823)."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp")
@@ -34,7 +36,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             free = shutil.disk_usage(path.parent).free
             if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
-            kept = f"The previous {path.name} is kept." if path.exists() else "There is no earlier checkpoint."
+            kept = (
+                f"The previous {path.name} is kept." if path.exists() else "There is no earlier checkpoint."
+            )
             raise TrainingError(
                 f"The checkpoint {path} could not be written ({error}); {free / 1e9:.2f} GB are free there. {kept} "
                 "Free space, or set output_dir to another disk, then continue with resume=auto."
@@ -42,7 +46,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         finally:
             temporary.unlink(missing_ok=True)
 
-    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: Any = None
+    ) -> dict[str, Any]:
         """Tensors and plain values only (#21757, torchtune #1142): a checkpoint cannot run code."""
         return torch.load(path, map_location=map_location or "cpu", weights_only=True, mmap=True)
 

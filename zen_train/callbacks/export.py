@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from zen_train.callbacks.cadence import Cadence
-from zen_train.shards import read_full
 from zen_train.config import ExportSection
 from zen_train.delta import (
     ArtifactReport,
@@ -35,6 +34,7 @@ from zen_train.delta import (
     write_artifact,
 )
 from zen_train.module import CausalLM
+from zen_train.shards import read_full
 
 SIDECARS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.json",
             "merges.txt", "tokenizer.model", "generation_config.json", "added_tokens.json")  # fmt: skip
@@ -115,7 +115,6 @@ class ExportCallback(L.Callback):
 @contextmanager
 def tuned_weights(module: CausalLM, *, staging: Path) -> Iterator[TensorSource | None]:
     """The tuned weights under their Hugging Face names; None on ranks other than 0. All ranks enter and leave."""
-    assert module.model is not None
     getters = dict(full_weights(module))
     sharded = any(isinstance(parameter, DTensor) for parameter in module.model.parameters())
     try:
@@ -133,7 +132,6 @@ def tuned_weights(module: CausalLM, *, staging: Path) -> Iterator[TensorSource |
 
 def full_weights(module: CausalLM) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """(name in the base's files, function that gives the whole float32 tensor). LoRA is merged into its matrix."""
-    assert module.model is not None
     if module.tuning.method == "full":
         for name, parameter in module.model.named_parameters():
             yield name.replace("_orig_mod.", ""), partial(read_full, parameter)

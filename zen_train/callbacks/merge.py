@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,12 +22,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zen_train.callbacks.cadence import Cadence
-from zen_train.shards import read_full, read_full_as, write_full_
 from zen_train.callbacks.snapshot import Reader, Snapshot
 from zen_train.callbacks.validation import Validation
 from zen_train.config import MergeSection
-from zen_train.merge import TensorMerge, merge_tensor
+from zen_train.merge import TensorMerge, merge_tensor, merge_tensors
+from zen_train.merge.norms import sum_of_squares
 from zen_train.module import CausalLM, trained_parameters
+from zen_train.shards import read_full, read_full_as, write_full_
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,39 +118,48 @@ class MergeCallback(L.Callback):
         return event
 
     def _merge_weights(self, module: CausalLM, read_partner: Reader) -> _Totals:
-        """Merge every trained parameter in place. One tensor in memory per rank; ranks take turns at the work."""
-        named = list(trained_parameters(module))
-        world = dist.get_world_size() if self._group is not None else 1
-        source = module.base.source()
+        """Merge every trained parameter in place."""
         totals = _Totals()
+        if self._group is None:
+            self._merge_alone(module, read_partner, totals)
+        else:
+            self._merge_in_turns(module, read_partner, totals)
+            totals.reduce(self._group, module.device)
+        return totals
+
+    def _merge_alone(self, module: CausalLM, read_partner: Reader, totals: _Totals) -> None:
+        """One process: a tensor per core, a few in memory at a time."""
+        base, parameters = _base_reader(module), dict(trained_parameters(module))
+        tensors = (
+            (name, base(name, parameter), [read_partner(name).float(), read_full(parameter)])
+            for name, parameter in parameters.items()
+        )
+        for name, merged in merge_tensors(self.config.method, tensors, **self._options()):
+            parameter = parameters[name]
+            totals.add(name, merged, base(name, parameter), read_full(parameter))
+            write_full_(parameter, merged.weight)
+
+    def _merge_in_turns(self, module: CausalLM, read_partner: Reader, totals: _Totals) -> None:
+        """Several ranks: each computes one tensor of a turn, then all receive all of them."""
+        base, named = _base_reader(module), list(trained_parameters(module))
+        world = dist.get_world_size()
         for start in range(0, len(named), world):
             turn = named[start : start + world]
             mine: TensorMerge | None = None
             for owner, (name, parameter) in enumerate(turn):
                 current, partner = read_full(parameter), read_full_as(parameter, read_partner(name))
                 if owner == module.global_rank:
-                    base = source.get(name).to(current)
-                    mine = self._merge_one(name, base, partner, current)
-                    totals.add(mine, base, current)
+                    origin = base(name, parameter)
+                    mine = merge_tensor(self.config.method, origin, [partner, current], **self._options())
+                    totals.add(name, mine, origin, current)
             for owner, (_, parameter) in enumerate(turn):
                 weight = mine.weight if mine is not None and owner == module.global_rank else None
                 write_full_(parameter, self._from_owner(parameter, weight, owner))
-        totals.reduce(self._group, module.device)
-        return totals
 
-    def _merge_one(self, name: str, base: Tensor, partner: Tensor, current: Tensor) -> TensorMerge:
-        config = self.config
-        result = merge_tensor(
-            config.method, base, [partner, current], rank=config.rank, energy=config.energy, seed=config.seed
-        )
-        if result.skipped and "not finite" in result.skipped:
-            warnings.warn(f"merge skipped {name}: {result.skipped}", stacklevel=2)
-        return result
+    def _options(self) -> dict[str, Any]:
+        return {"rank": self.config.rank, "energy": self.config.energy, "seed": self.config.seed}
 
     def _from_owner(self, parameter: nn.Parameter, weight: Tensor | None, owner: int) -> Tensor:
-        if self._group is None:
-            assert weight is not None
-            return weight
         if weight is None:
             weight = torch.empty(parameter.shape, dtype=torch.float32, device=parameter.device)
         weight = weight.contiguous()
@@ -179,9 +190,12 @@ class _Totals:
     def __init__(self) -> None:
         self._sums = torch.zeros(5, dtype=torch.float64)
 
-    def add(self, merge: TensorMerge, base: Tensor, current: Tensor) -> None:
-        delta = (current - base).norm().double().item() ** 2
-        self._sums[0] += (merge.weight - current).norm().double().item() ** 2
+    def add(self, name: str, merge: TensorMerge, base: Tensor, current: Tensor) -> None:
+        """Count one merged tensor; `current` is its value before. Warns when it could not be merged."""
+        if merge.skipped and not merge.skipped.startswith("delta below"):
+            warnings.warn(f"merge skipped {name}: {merge.skipped}", stacklevel=2)
+        delta = sum_of_squares(current - base)
+        self._sums[0] += sum_of_squares(merge.weight - current)
         self._sums[1] += delta
         self._sums[2] += 1 if merge.skipped else 0
         if merge.energy_kept is not None:
@@ -207,6 +221,19 @@ class _Totals:
     @property
     def skipped(self) -> int:
         return int(self._sums[2])
+
+
+def _base_reader(module: CausalLM) -> Callable[[str, Tensor], Tensor]:
+    """Gives the base's value of a parameter in float32 beside it. Adapter factors (LoRA) have none: zero."""
+    source = module.base.source()
+    known = set(source.names())
+
+    def read(name: str, parameter: Tensor) -> Tensor:
+        if name not in known:
+            return torch.zeros(parameter.shape, device=parameter.device)
+        return source.get(name).to(device=parameter.device, dtype=torch.float32)
+
+    return read
 
 
 def _barrier(group: dist.ProcessGroup | None) -> None:

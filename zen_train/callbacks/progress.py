@@ -1,4 +1,4 @@
-"""The progress bar: step, loss, validation loss, tokens per second, time left. Plain lines where there is no terminal."""
+"""The progress bar: step, loss, validation loss, tokens per second, time left. Plain lines without a terminal."""
 
 from __future__ import annotations
 

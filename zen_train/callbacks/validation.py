@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ import torch.distributed as dist
 from zen_train.callbacks.cadence import Cadence
 from zen_train.callbacks.snapshot import Snapshot
 from zen_train.loss import IGNORE
-from zen_train.module import CausalLM, trained_parameters
+from zen_train.module import Batch, CausalLM, trained_parameters
+
+Heldout = Callable[[], Iterable[Batch]]
+"""Gives this rank's share of the held-out batches, the same ones at every call."""
 
 
 class BestWeights:
@@ -65,7 +69,8 @@ class BestWeights:
 class Validation(L.Callback):
     """Scores, logs and remembers. State: the cadence and the best; both are in the checkpoint."""
 
-    def __init__(self, *, every_n_steps: int, best: BestWeights) -> None:
+    def __init__(self, heldout: Heldout, *, every_n_steps: int, best: BestWeights) -> None:
+        self.heldout = heldout
         self.cadence = Cadence(every_n_steps)
         self.best = best
         self.points: list[dict[str, float]] = []
@@ -78,7 +83,7 @@ class Validation(L.Callback):
         total = torch.zeros(2, dtype=torch.float64, device=module.device)
         module.eval()
         with torch.no_grad(), trainer.precision_plugin.forward_context():
-            for batch in trainer.datamodule.val_dataloader():
+            for batch in self.heldout():
                 batch = module.transfer_batch_to_device(batch, module.device, 0)
                 total[0] += module.nll(batch).double()
                 total[1] += (batch["labels"] != IGNORE).sum()

@@ -52,9 +52,9 @@ class VariantConfig(_Section):
 
 class _CommonData(_Section):
     context_tokens: Annotated[int, Field(ge=16)] = Field(
-        256, description="tokens in a block; no example is longer"
+        512, description="tokens in a block; no example is longer"
     )
-    batch_size: Positive = Field(4, description="blocks per micro-batch and process")
+    batch_size: Positive = Field(2, description="blocks per micro-batch and process")
     eval_tokens: Positive = Field(16384, description="places in the held-out blocks that are scored")
     too_long: Literal["error", "truncate", "skip", "split"] = Field(
         "truncate",

@@ -129,7 +129,17 @@ def _pip_download(
             "--require-hashes",
             "--disable-pip-version-check",
         ),
-        *("--progress-bar", "off", *only, "--dest", str(target), "--requirement", str(requirement)),
+        *(
+            "--retries",
+            "2",
+            "--progress-bar",
+            "off",
+            *only,
+            "--dest",
+            str(target),
+            "--requirement",
+            str(requirement),
+        ),
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:

@@ -62,8 +62,8 @@ class Corpus:
         for part, records in (("training", self.train), ("held-out", self.heldout)):
             if not records:
                 raise DataError(
-                    f"{self.name}: no {part} records. With one document only, give held-out data of its own "
-                    "(data.heldout_path), or change data.heldout_share."
+                    f"{self.name}: no {part} records; give more documents, held-out data of its own "
+                    "(data.heldout_path), or another data.heldout_share"
                 )
         shared = {r.document for r in self.train} & {r.document for r in self.heldout}
         if shared:
@@ -92,13 +92,21 @@ def split_by_document(records: Iterable[Record], *, name: str, heldout_share: fl
 
     When the hash holds out no document at all (few documents), the one with the smallest hash is held out;
     when it holds out all of them, the one with the largest hash is trained on.
+
+    Raises:
+        DataError: there is only one document, or none.
     """
     records = list(records)
+    if len({r.document for r in records}) == 1:
+        raise DataError(
+            f"{name}: only one document ({records[0].document}), and the rows of one document are not split "
+            "between training and held-out. Give several documents, or data.heldout_path."
+        )
     position = {r.document: unit_hash(r.document, seed) for r in records}
     held = {document for document, value in position.items() if value < heldout_share}
-    if len(position) > 1 and not held:
+    if position and not held:
         held = {min(position, key=position.__getitem__)}
-    if len(position) > 1 and len(held) == len(position):
+    if position and len(held) == len(position):
         held.remove(max(position, key=position.__getitem__))
     return Corpus(
         name=name,

@@ -9,7 +9,7 @@ from zen_train.delta.apply import ApplyReport, apply_delta, iter_applied
 from zen_train.delta.artifact import DeltaArtifact
 from zen_train.delta.card import default_card, replace_card
 from zen_train.delta.codec import EncodedTensor, Plane, decode, encode
-from zen_train.delta.fingerprint import Fingerprint, fingerprint, full_check, quick_check
+from zen_train.delta.fingerprint import Fingerprint, fingerprint, full_check, quick_check, tensor_digest
 from zen_train.delta.manifest import BaseInfo, DeltaConfig, TensorEntry
 from zen_train.delta.pairing import export_order
 from zen_train.delta.publish import new_folder, replace_file
@@ -52,6 +52,7 @@ __all__ = [
     "replace_card",
     "replace_file",
     "sign_pack_rows",
+    "tensor_digest",
     "unpack_bits",
     "verify_artifact",
     "write_artifact",

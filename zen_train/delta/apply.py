@@ -62,10 +62,11 @@ def iter_applied(
             aliases.setdefault(entry.target, []).append(name)
     for name, entry in config.tensors.items():
         if entry.target is None:
-            tensor = applied_tensor(artifact, name, base.get(artifact.base_name(name)))
+            tensor = applied_tensor(artifact, name, base.get(artifact.base_name(name)).cpu())
             yield name, tensor
             for alias in aliases.get(name, ()):
                 yield alias, tensor
+            del tensor  # two tensors at a time would double the memory
 
 
 def applied_tensor(artifact: DeltaArtifact, name: str, base: torch.Tensor) -> torch.Tensor:
@@ -127,10 +128,10 @@ def apply_delta(
                 stored = exact if exact.dtype == spec.dtype else convert(exact, spec.dtype)
                 if stored.dtype in ARITHMETIC_DTYPES:
                     _check_range(name, stored)
-                    shared = slice(original.shape[0] if original.dim() else None)
-                    lost += square_distance(stored[shared], exact[shared])
-                    total += square_distance(exact[shared], original)
+                    changes = _rounding_and_change(stored, exact, original)
+                    lost, total = lost + changes[0], total + changes[1]
                 writer.add(name, stored)
+                del exact, stored
             for base_name in sorted(unchecked):
                 check_digest(base, base_name, base.get(base_name), expected, label)
             writer.finish({})
@@ -152,6 +153,16 @@ def _output_dtype(artifact: DeltaArtifact, name: str, dtype: OutputDtype) -> tor
         whole = artifact.part(name, "dense").dtype
         stored = stored if {stored, whole} <= ARITHMETIC_DTYPES else whole
     return stored if dtype == "auto" or stored not in ARITHMETIC_DTYPES else _DTYPES[dtype]
+
+
+def _rounding_and_change(
+    stored: torch.Tensor, exact: torch.Tensor, original: torch.Tensor
+) -> tuple[float, float]:
+    """(||stored - exact||^2, ||exact - original||^2) over the rows that the base has too."""
+    if exact.shape != original.shape:
+        rows = original.shape[0]
+        stored, exact = stored[:rows], exact[:rows]
+    return square_distance(stored, exact), square_distance(exact, original)
 
 
 def _check_range(name: str, stored: torch.Tensor) -> None:

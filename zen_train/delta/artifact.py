@@ -21,6 +21,8 @@ from zen_train.delta.shard_reader import PICKLE_SUFFIXES, SafetensorsFile, conta
 from zen_train.delta.strict_json import parse_object
 from zen_train.errors import DeltaError
 
+_OPEN_ATTEMPTS = 20
+
 
 class DeltaArtifact:
     """An artifact on disk. All shards are mapped at once, so that a later re-export leaves this reader
@@ -37,8 +39,22 @@ class DeltaArtifact:
     def open(cls, folder: str | Path) -> "DeltaArtifact":
         """Map and check a folder. Raises DeltaError for anything FORMAT.md forbids a reader to accept."""
         folder = Path(folder)
-        if not folder.is_dir():
-            raise DeltaError(f"{folder} is not a folder; give the folder of a delta artifact")
+        for _ in range(_OPEN_ATTEMPTS):
+            before = _folder_identity(folder)
+            try:
+                artifact = cls._open_once(folder)
+            except DeltaError:
+                if _folder_identity(folder) == before:
+                    raise
+            else:
+                if _folder_identity(folder) == before:
+                    return artifact
+        raise DeltaError(
+            f"{folder} was replaced {_OPEN_ATTEMPTS} times while it was being opened; try again later"
+        )
+
+    @classmethod
+    def _open_once(cls, folder: Path) -> "DeltaArtifact":
         if not (folder / CONFIG_NAME).exists():
             raise DeltaError(f"{folder} has no {CONFIG_NAME}; it is no delta artifact")
         config_path = contained_file(folder, CONFIG_NAME, str(folder))
@@ -165,6 +181,14 @@ class DeltaArtifact:
                     f"{self.folder}: {stored} is {found} {list(spec.shape)}, "
                     f"expected {code or 'any'} {list(shape)}"
                 )
+
+
+def _folder_identity(folder: Path) -> tuple[int, int]:
+    """Changes when another folder takes this name: a re-export while files are being opened."""
+    if not folder.is_dir():
+        raise DeltaError(f"{folder} is not a folder; give the folder of a delta artifact")
+    status = folder.stat()
+    return status.st_ino, status.st_ctime_ns
 
 
 def _refuse_pickles(folder: Path) -> None:

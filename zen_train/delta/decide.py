@@ -1,4 +1,4 @@
-"""Decide how one parameter is held, and code it. Tensors in, tensors out; nothing is read or written here."""
+"""Decide how one parameter is held, and code it. CPU tensors in and out; nothing is read or written here."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -86,7 +86,7 @@ def decide(
     """Code one parameter. Raises DeltaError for NaN or infinity in either tensor."""
     entry = plain_entry(pair)
     if not {base.dtype, tuned.dtype} <= ARITHMETIC_DTYPES:
-        if base.dtype == tuned.dtype and not pair.grown and torch.equal(base, tuned.to(base.device)):
+        if base.dtype == tuned.dtype and not pair.grown and torch.equal(base, tuned):
             return Decision(entry=replace(entry, kind="same"), parts={})
         return Decision(entry=entry, parts={"dense": tuned})
     shared = tuned[: base.shape[0]] if pair.grown else tuned

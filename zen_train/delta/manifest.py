@@ -78,7 +78,7 @@ class BaseInfo:
             dtype=max(sorted(set(codes)), key=codes.count) if codes else "BF16",
             tied=bool(source.aliases()),
             revision=revision,
-            config_hash=hashlib.sha256(compact(stable).encode()).hexdigest(),
+            config_hash=hashlib.sha256(compact(stable, constants=True).encode()).hexdigest(),
             model_type=config.get("model_type"),
             architecture=architectures[0],
             licence=licence,

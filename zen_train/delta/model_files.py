@@ -57,7 +57,11 @@ def write_model_config(base_config: dict[str, Any], artifact: DeltaArtifact, dty
     vocabulary size, tying and dtype as they are now.
     """
     carried = artifact.config.files.get("config.json")
-    config = parse_object(read_sidecar(artifact, "config.json"), str(path)) if carried else dict(base_config)
+    config = (
+        parse_object(read_sidecar(artifact, "config.json"), str(path), constants=True)
+        if carried
+        else dict(base_config)
+    )
     settings = {"vocab_size": artifact.config.vocab_size, "tie_word_embeddings": artifact.config.tied}
     text_config = config.get("text_config")
     if isinstance(text_config, dict):

@@ -4,6 +4,7 @@ Every stored tensor of both sides takes part in exactly one `Pair`; what does no
 shapes.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from zen_train.delta import roles
@@ -63,7 +64,17 @@ def pair_tensors(base: TensorSource, tuned: TensorSource) -> tuple[list[Pair], d
             )
         pairs.append(pair)
     tied = {alias: stored for alias, stored in tuned_aliases.items() if stored in tuned_names}
+    # A tuned model that lists each parameter once does not name the head that the base ties to its embedding.
+    for alias, stored in base_aliases.items():
+        if alias not in tuned_names and stored in tuned_names:
+            tied.setdefault(alias, stored)
     return pairs, tied
+
+
+def shared_bases(pairs: list[Pair]) -> set[str]:
+    """Base tensors on which more than one tuned tensor builds: the base ties what the tuned model unties."""
+    counts = Counter(pair.base_name for pair in pairs)
+    return {name for name, count in counts.items() if count > 1}
 
 
 def _is_grown_vocabulary(pair: Pair) -> bool:

@@ -24,7 +24,7 @@ _SIGNS_OF_BYTE = (
     - 1
 )  # float32 [256, 8]: -1 or +1 for each bit, lowest first
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 Float32 = npt.NDArray[np.float32]
 Block = tuple[int, int, torch.Tensor, torch.Tensor]
 """(start row, stop row, rows of the first tensor, rows of the second), rows counted over all matrices."""
@@ -121,7 +121,7 @@ def square_distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
     def work(block: Block) -> float:
         _, _, a_RK, b_RK = block
-        return square_sum(as_float32(a_RK.cpu()) - as_float32(b_RK.cpu()))
+        return square_sum(as_float32(a_RK) - as_float32(b_RK))
 
     return sum(run_blocks(work, row_blocks(_two_dim(a), _two_dim(b), transposed=False), a.numel()))
 
@@ -131,7 +131,7 @@ def all_finite(tensor: torch.Tensor) -> bool:
     rows = _two_dim(tensor)
 
     def work(block: Block) -> bool:
-        return bool(np.isfinite(as_float32(block[2].cpu())).all())
+        return bool(np.isfinite(as_float32(block[2])).all())
 
     return all(run_blocks(work, row_blocks(rows, rows, transposed=False), tensor.numel()))
 
@@ -188,7 +188,7 @@ def row_blocks(
         offset += rows
 
 
-def run_blocks(work: Callable[[Block], T], blocks: Iterable[Block], elements: int) -> list[T]:
+def run_blocks(work: Callable[[Block], Result], blocks: Iterable[Block], elements: int) -> list[Result]:
     """`work` on every block, in as many threads as torch may use; results in order."""
     workers = min(torch.get_num_threads(), _MAX_WORKERS, elements // _BLOCK_ELEMENTS)
     if workers < 2:

@@ -53,7 +53,9 @@ class FolderSource:
         self._home = {name: shard for shard in shards for name in shard.names()}
         config_path = self.folder / "config.json"
         self.config: dict[str, Any] = (
-            parse_object(config_path.read_bytes(), str(config_path)) if config_path.exists() else {}
+            parse_object(config_path.read_bytes(), str(config_path), constants=True)
+            if config_path.exists()
+            else {}
         )
         self._aliases = self._find_tied()
 
@@ -116,7 +118,8 @@ LazyValue = torch.Tensor | LazyTensor | Callable[[], torch.Tensor]
 
 
 class StateDictSource:
-    """A state dict. `_orig_mod.` (torch.compile) leaves its names; entries that share storage are stored once.
+    """A state dict. `_orig_mod.` (torch.compile) leaves its names; entries that share storage are stored
+    once.
 
     The first name of a shared storage, in the order of the mapping, is the stored one. A value may be a
     callable that makes the tensor: it is called anew by every `get`, and once more for its spec unless it

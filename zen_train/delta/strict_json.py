@@ -6,10 +6,15 @@ from typing import Any
 from zen_train.errors import DeltaError
 
 
-def parse_object(raw: bytes, where: str) -> dict[str, Any]:
-    """Parse one JSON object. `where` names the source in the error."""
+def parse_object(raw: bytes, where: str, *, constants: bool = False) -> dict[str, Any]:
+    """Parse one JSON object. `where` names the source in the error.
+
+    `constants` lets NaN and infinity pass, which some model configurations of other people hold.
+    """
 
     def refuse_constant(text: str) -> float:
+        if constants:
+            return float(text)
         raise ValueError(f"{text} is not JSON")
 
     def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -32,10 +37,12 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def compact(value: object) -> str:
+def compact(value: object, *, constants: bool = False) -> str:
     """The canonical text of a value: sorted keys, no spaces. Hashes are taken over this form."""
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=constants
+        )
     except (TypeError, ValueError) as error:
         raise DeltaError(
             f"cannot be written as JSON: {error}; use plain numbers, text, lists and dicts"

@@ -117,7 +117,7 @@ def _check_figures(
             )
             continue
         if {pair.base.dtype, pair.tuned.dtype} <= ARITHMETIC_DTYPES:
-            original, wanted = base.get(pair.base_name), tuned.get(pair.name)
+            original, wanted = base.get(pair.base_name).cpu(), tuned.get(pair.name).cpu()
             squares = _recompute(artifact, pair.name, original, wanted, problems)
             total, lost = total + squares[0], lost + squares[1]
     return (lost / total) ** 0.5 if total else 0.0

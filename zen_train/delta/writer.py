@@ -9,12 +9,9 @@ What becomes of a parameter:
 It does not verify what it wrote: `verify_artifact` reads the files back.
 """
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +22,15 @@ from zen_train.delta.codec import Scale
 from zen_train.delta.decide import Decision, EmbeddingRule, ExportOptions, decide, plain_entry
 from zen_train.delta.fingerprint import quick_check, tensor_digest
 from zen_train.delta.manifest import CONFIG_NAME, METADATA_KEY, BaseInfo, DeltaConfig, TensorEntry
-from zen_train.delta.pairing import Pair, pair_tensors
+from zen_train.delta.pairing import Pair, pair_tensors, shared_bases
+from zen_train.delta.plan import header_room_bytes, largest_entries, upper_bytes
 from zen_train.delta.publish import new_folder
 from zen_train.delta.report import ArtifactReport, TensorRow, summarise
-from zen_train.delta.shard_reader import PICKLE_SUFFIXES
-from zen_train.delta.shard_writer import DEFAULT_SHARD_BYTES, ShardWriter, header_entry_bytes
+from zen_train.delta.shard_writer import DEFAULT_SHARD_BYTES, ShardWriter
+from zen_train.delta.sidecars import check_sidecars, file_digest
 from zen_train.delta.sources import TensorSource
 from zen_train.delta.strict_json import compact, readable
 from zen_train.errors import DeltaError
-
-_NO_DIGEST = "0" * 64
-_LONG_FIGURE = 0.000123456  # as many characters as a rounded figure can take
-_HEADER_SLACK_BYTES = 16  # per tensor
 
 
 def write_artifact(
@@ -76,10 +70,10 @@ def write_artifact(
         matrix_max_relative_error=matrix_max_relative_error,
         transposed=transposed,
     )
-    folder, copies = Path(folder), _check_sidecars(sidecars)
+    folder, copies = Path(folder), check_sidecars(sidecars)
     pairs, tied = pair_tensors(base, tuned)
     quick_check(base, base_info.fingerprint, expected_label=base_info.label)
-    draft = _largest_entries(pairs, tied, options, base_info.model_type)
+    draft = largest_entries(pairs, tied, options, base_info.model_type)
     config = DeltaConfig(
         variant=variant,
         step=step,
@@ -88,16 +82,16 @@ def write_artifact(
         tied=base_info.tied,
         vocab_size=max((p.tuned.shape[0] for p in pairs if p.grown), default=base_info.vocab_size),
         provenance=dict(provenance or {}),
-        files={path.name: _file_digest(path) for path in copies},
+        files={path.name: file_digest(path) for path in copies},
         created_by={"package": "zen_train", "version": zen_train.__version__},
     )
-    header_room = _header_room_bytes(config)
-    needed_bytes = _upper_bytes(pairs, options) + 3 * header_room + sum(p.stat().st_size for p in copies)
+    room_bytes = header_room_bytes(config)
+    needed_bytes = upper_bytes(pairs, options) + 3 * room_bytes + sum(p.stat().st_size for p in copies)
     with new_folder(folder, overwrite=overwrite, needed_bytes=needed_bytes) as temporary:
         with ShardWriter(
-            temporary, "delta", header_room_bytes=header_room, max_shard_bytes=max_shard_bytes
+            temporary, "delta", header_room_bytes=room_bytes, max_shard_bytes=max_shard_bytes
         ) as writer:
-            export = _Export(base, tuned, base_info, options, writer, on_tensor)
+            export = _Export(base, tuned, base_info, options, writer, on_tensor, shared_bases(pairs))
             for pair in pairs:
                 export.add(pair, tied)
             entries = export.finished_entries()
@@ -140,6 +134,7 @@ class _Export:
     options: ExportOptions
     writer: ShardWriter
     on_tensor: Callable[[TensorRow], None] | None
+    shared_bases: Collection[str]
     entries: dict[str, TensorEntry] = field(default_factory=dict)
     rows: list[TensorRow] = field(default_factory=list)
     noisy: dict[str, float] = field(default_factory=dict)
@@ -176,8 +171,8 @@ class _Export:
         }
 
     def _decide(self, pair: Pair) -> Decision:
-        tuned = self.tuned.get(pair.name)
-        if pair.base_name in self.base.aliases().values():
+        tuned = self.tuned.get(pair.name).cpu()
+        if pair.base_name in self.shared_bases:
             # The base ties two names to this tensor; equal copies in an untied tuned model are stored once.
             digest = tensor_digest(tuned)
             twin = self.twin_digests.setdefault(digest, pair.name)
@@ -186,7 +181,9 @@ class _Export:
                     entry=replace(plain_entry(pair), kind="tied", base_tensor=None, target=twin), parts={}
                 )
         try:
-            return decide(pair, self.base.get(pair.base_name), tuned, self.options, self.base_info.model_type)
+            return decide(
+                pair, self.base.get(pair.base_name).cpu(), tuned, self.options, self.base_info.model_type
+            )
         except DeltaError as error:
             raise DeltaError(
                 f"{pair.name}: {error}. base: {self.base.label}; tuned: {self.tuned.label}"
@@ -198,70 +195,3 @@ class _Export:
         self.rows.append(row)
         if self.on_tensor is not None:
             self.on_tensor(row)
-
-
-def _check_sidecars(sidecars: Iterable[str | Path]) -> list[Path]:
-    copies = [Path(path) for path in sidecars]
-    for path in copies:
-        if not path.is_file():
-            raise DeltaError(
-                f"sidecar {path} is not a file; give tokenizer and chat-template files that exist"
-            )
-        if path.suffix in PICKLE_SUFFIXES:
-            raise DeltaError(f"sidecar {path} may be a pickle; an artifact holds none")
-        if path.name == CARD_NAME or path.name.startswith(("delta", ".")):
-            raise DeltaError(
-                f"sidecar {path}: the name {path.name} is taken by the artifact itself or hidden; rename it"
-            )
-    names = [path.name for path in copies]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DeltaError(f"sidecar {twice[0]} is given twice; an artifact is one flat folder")
-    return copies
-
-
-def _file_digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _largest_entries(
-    pairs: list[Pair], tied: Mapping[str, str], options: ExportOptions, model_type: str | None
-) -> dict[str, TensorEntry]:
-    """The longest entry that each parameter can get, for the room that the header needs."""
-    entries = {}
-    for pair in pairs:
-        entry = replace(plain_entry(pair), zeros=_LONG_FIGURE, relative_error=_LONG_FIGURE)
-        if len(pair.tuned.shape) >= 2:
-            transposed = options.is_transposed(pair.name, model_type)
-            entry = replace(
-                entry, kind="sign", scale=options.scale, planes=options.planes, transposed=transposed
-            )
-        if pair.grown:
-            entry = replace(entry, kind="rows", base_rows=pair.base.shape[0])
-        entries[pair.name] = replace(entry, parts=dict.fromkeys(entry.expected_parts(), _NO_DIGEST))
-    for alias, stored in tied.items():
-        shape = entries[stored].shape
-        entries[alias] = TensorEntry(kind="tied", shape=shape, dtype=entries[stored].dtype, target=stored)
-    return entries
-
-
-def _header_room_bytes(config: DeltaConfig) -> int:
-    room = len(json.dumps({"__metadata__": {"format": "pt", METADATA_KEY: compact(config.to_json())}}))
-    for name, entry in config.tensors.items():
-        room += _HEADER_SLACK_BYTES
-        for suffix, (dtype, shape) in entry.expected_parts().items():
-            room += header_entry_bytes(f"{name}.{suffix}", dtype or "BF16", shape)
-    return room
-
-
-def _upper_bytes(pairs: list[Pair], options: ExportOptions) -> int:
-    """The most that the tensors can take: packed where that is certain, float32 elsewhere."""
-    total = 0
-    for pair in pairs:
-        certain = (
-            len(pair.tuned.shape) >= 2 and options.max_relative_error(pair.name) is None and not pair.grown
-        )
-        per_row = options.planes * (pair.tuned.shape[-1] // 8 + 5) if certain else 0
-        packed = prod(pair.tuned.shape[:-1]) * per_row
-        total += packed if certain else 4 * pair.tuned.numel
-    return total

@@ -1,7 +1,8 @@
 """Merging many tensors on several cores: one tensor per thread, one core per tensor.
 
-An eigenproblem of a few hundred rows gains little from a second core (28 ms on two, 32 ms on one), so two
-tensors side by side are nearly twice as fast as one after the other. On an accelerator one worker is right.
+An eigenproblem of a few hundred rows gains little from a second core (24 ms on two, 32 ms on one), so two
+tensors side by side are faster than one after the other, most of all on a machine that others use too (see
+`README.md`). On an accelerator one worker is right.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import sysconfig
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -33,40 +34,50 @@ _DESCRIPTION_CHARACTERS = (20, 500)
 def records(folders: Mapping[str, Path], seed: int) -> Iterator[Record]:
     """One record for each function or method that has a description and a body of moderate length."""
     library = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(library.rglob("*.py")):
-        relative = path.relative_to(library)
-        if _LEFT_OUT & set(relative.parts):
-            continue
+    for path in _modules(library):
         try:
             source = path.read_text(encoding="utf-8")
             tree = ast.parse(source)
         except (SyntaxError, UnicodeDecodeError):
             continue  # templates and files in other encodings are no modules of today's Python
-        yield from _functions(relative.with_suffix("").as_posix().replace("/", "."), source, tree, seed)
+        module = path.relative_to(library).with_suffix("").as_posix().replace("/", ".")
+        yield from _functions(module, source, tree, seed)
+
+
+def _modules(library: Path) -> Iterator[Path]:
+    """The source files of the library in a fixed order, without the folders that are left out."""
+    for folder, names, files in os.walk(library):
+        names[:] = sorted(set(names) - _LEFT_OUT)
+        yield from (Path(folder, file) for file in sorted(files) if file.endswith(".py"))
 
 
 def _functions(module: str, source: str, tree: ast.Module, seed: int) -> Iterator[Record]:
     lines = source.splitlines()
-    owner = {child: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for child in node.body}
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef):
-            continue
+    for node, parent in _definitions(tree.body, None):
         description = _description(node)
         code = _without_docstring(node, lines)
         if description is None or code is None:
             continue
         if not _CODE_CHARACTERS[0] <= len(code) <= _CODE_CHARACTERS[1]:
             continue
-        parent = owner.get(node)
-        kind = (
-            f"a method `{node.name}` of the class `{parent.name}`" if parent else f"a function `{node.name}`"
-        )
+        kind = f"a method `{node.name}` of the class `{parent}`" if parent else f"a function `{node.name}`"
         yield ask(
             document=module,
             origin=f"{module}:{node.lineno}",
             prompt=_prompt(kind, _signature(node), description, unit_hash(f"{module}.{node.name}", seed)),
             answer=f"```python\n{code}\n```",
         )
+
+
+def _definitions(body: list[ast.stmt], owner: str | None) -> Iterator[tuple[ast.FunctionDef, str | None]]:
+    """Functions and methods with the class they belong to; those inside functions are left out."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            yield node, owner
+        elif isinstance(node, ast.ClassDef):
+            yield from _definitions(node.body, node.name)
+        elif isinstance(node, ast.If | ast.Try):
+            yield from _definitions(node.body, owner)
 
 
 def _prompt(kind: str, signature: str, description: str, choice: float) -> str:

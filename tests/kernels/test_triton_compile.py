@@ -1,0 +1,23 @@
+"""Every autotune configuration, compiled ahead of time for sm_80 and sm_90 without a GPU."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.kernels.aot import SHARED_LIMIT_BYTES, compile_all
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_no_configuration_spills_and_all_use_tensor_cores(arch):
+    table = compile_all(arch)
+    print("\n" + "\n".join(row.row() for row in table))
+    for row in table:
+        assert row.stack_bytes == 0, row.row()
+        assert row.local_bytes == 0, row.row()
+        assert row.registers <= 255, row.row()
+        assert row.shared_bytes <= SHARED_LIMIT_BYTES[arch], row.row()
+        assert "mma" in row.tensor_core, row.row()
+        assert row.async_copies > 0, row.row()
+        if row.kernel == "prefill_kernel":
+            assert row.byte_loads == 0, row.row()
+            assert ("wgmma" in row.tensor_core) == (arch == 90), row.row()

@@ -11,7 +11,11 @@ from zen_train.errors import DataError
 
 
 def _records(documents: int, each: int = 3) -> list[Record]:
-    return [ask(f"doc {d}", f"question {i}", "answer") for d in range(documents) for i in range(each)]
+    return [
+        ask(f"doc {d}", f"question {i}", "answer", origin=f"file:{d}.{i}")
+        for d in range(documents)
+        for i in range(each)
+    ]
 
 
 @given(st.integers(2, 40), st.floats(0.01, 0.99), st.integers(0, 5))

@@ -225,6 +225,15 @@ def test_lazy_value_that_is_not_as_announced_is_refused():
         source.get("a")
 
 
+def test_sharded_tensor_must_be_wrapped_by_the_caller():
+    class Sharded(torch.Tensor):
+        def full_tensor(self):
+            raise AssertionError("gathering is a collective; it is the caller's to start")
+
+    with pytest.raises(DeltaError, match="a is sharded; wrap it in LazyTensor"):
+        StateDictSource({"a": torch.ones(2).as_subclass(Sharded)})
+
+
 def test_values_that_are_no_tensors_are_refused():
     with pytest.raises(DeltaError, match="a is a int"):
         StateDictSource({"a": 3})

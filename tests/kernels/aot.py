@@ -110,9 +110,10 @@ def compile_one(kernel: triton.JITFunction, arch: int, config: triton.Config, ex
 
 def compile_all(arch: int) -> list[Compiled]:
     """Every autotune configuration for one architecture."""
+    decode = triton_launch.DECODE_CONFIGS_SM90 if arch >= 90 else triton_launch.DECODE_CONFIGS
     jobs = [
         (decode_kernel, arch, config, {"BLOCK_T": block_t})
-        for block_t, configs in triton_launch.DECODE_CONFIGS.items()
+        for block_t, configs in decode.items()
         for config in configs
     ]
     prefill = triton_launch.PREFILL_CONFIGS_SM90 if arch >= 90 else triton_launch.PREFILL_CONFIGS

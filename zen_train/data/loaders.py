@@ -123,7 +123,7 @@ class TrainLoader:
         step, micro = divmod(index, self._accumulate)
         per_step = self._accumulate * self._world_size * self._batch_size
         first = step * per_step + (micro * self._world_size + self._rank) * self._batch_size
-        window_tokens = sum(self._blocks.label_tokens(step * per_step + i) for i in range(self._batch_size))
+        window_tokens = sum(self._blocks.label_tokens(step * per_step + i) for i in range(per_step))
         return to_batch(
             [self._blocks[first + i] for i in range(self._batch_size)], window_tokens=window_tokens
         )

@@ -15,13 +15,14 @@
 
 #include "pool.h"
 #define ZT_AMX_TARGET \
-  "amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,fma,f16c,bmi2"
+  "amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx512vnni,fma,f16c,bmi2"
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target(ZT_AMX_TARGET))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,fma,f16c,bmi2")
+#pragma GCC target("amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx512vnni,fma,f16c,bmi2")
 #endif
+#include "amx_lookup.h"
 #include "amx_tiles.h"
 
 namespace zt {
@@ -29,6 +30,10 @@ namespace amx {
 namespace {
 
 constexpr int64_t kBlockRows = 32;
+constexpr int64_t kAheadBytes = 512 << 10;   // weights fetched ahead of their use
+constexpr int64_t kPrefetchWords = 4;        // words looked up between two prefetch steps
+constexpr int64_t kPrefetchColumns = kPrefetchWords * kWordColumns;
+constexpr int64_t kMostBlocks = 4;           // blocks of 32 rows in one piece of work
 constexpr int64_t kWideTokens = 5;           // from here on bf16 sign tiles beat int8 digits
 constexpr int64_t kFoldBytes = 1 << 20;      // folded weights kept in cache at a time
 constexpr int64_t kFoldColumns = 4096;       // columns folded at a time
@@ -48,11 +53,14 @@ class Buffer {  // 64-byte aligned scratch, contents undefined
   std::unique_ptr<uint8_t, Free> data_;
 };
 
-// One variant's tokens and one sign plane. Digit units: up to four tokens as int8 digit tiles. Wide units: up to
-// 32 tokens whose bf16 tiles the base product has packed already.
+// Up to 32 tokens of one variant and one sign plane, in one of three ways:
+// wide: bf16 tiles that the base product has packed already; digits: up to four tokens as int8 digit tiles;
+// lookup: up to four tokens as tables, `tables_bytes` apart.
+enum class Way { wide, digits, lookup };
 struct SignUnit {
+  Way way;
   int64_t variant, plane, first, tokens;  // first: the slot of the first token
-  const uint8_t* digits;                  // null: a wide unit
+  const uint8_t* data;                    // digit tiles or tables
   float unscale[4];
 };
 
@@ -91,7 +99,8 @@ struct Few {
   std::vector<SignUnit> units;
   int64_t token_tiles = 0, steps = 0, padded_k = 0;
   bool tiled_base = false, row_base = false;
-  Buffer x_tiles{0}, x_rows{0}, digits{0};
+  int64_t table_bytes = 0;  // one token's lookup tables
+  Buffer x_tiles{0}, x_rows{0}, unit_data{0};
 
   explicit Few(const Problem& problem) : p(problem) {}
   void prepare(int64_t fold_tokens);
@@ -99,12 +108,18 @@ struct Few {
   bool wide(const Group& g) const {
     return p.dtype == DType::bf16 && g.variant >= 0 && g.count >= kWideTokens && !p.bank.col;
   }
-  void block(int64_t n0, int64_t next_n0, float* acc, uint8_t* scratch) const;
+  void piece(int64_t n0, int64_t rows, int64_t next_n0, int64_t next_rows, float* acc, uint8_t* scratch) const;
   void base(int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& ahead) const;
   void digit_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& weights,
                    Prefetcher& bits) const;
   void wide_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& weights,
                   Prefetcher& bits) const;
+  void lookup_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, Prefetcher& weights,
+                    Prefetcher& bits) const;
+  int64_t unit_steps(const SignUnit& unit, int64_t blocks) const {
+    return blocks * (unit.way == Way::lookup ? (p.k + kPrefetchColumns - 1) / kPrefetchColumns : padded_k / kSignStep);
+  }
+  float* block_acc(float* acc, int64_t block) const { return acc + block * int64_t(slots.size()) * kBlockRows; }
 };
 
 void Few::prepare(int64_t fold_tokens) {
@@ -147,27 +162,29 @@ void Few::prepare(int64_t fold_tokens) {
         ops.to_f32(p.dtype, static_cast<const uint8_t*>(p.x) + slots[size_t(t)] * p.x_ld * size_of(p.dtype), p.k, row);
     }
   }
-  digits = Buffer(unit_count * padded_k * 16);
-  uint8_t* at = digits.bytes();
+  table_bytes = padded_k / kWordColumns * kTableBytes;
+  unit_data = Buffer(unit_count * 4 * std::max(table_bytes, padded_k * kDigits));
+  uint8_t* at = unit_data.bytes();
   for (const auto& [group, first] : placed)
     if (group.variant >= 0) pack_group(group, first, at, x_rows.floats() + count * padded_k);
 }
 
-// Appends the units of one group; `at` is where the next digit tiles go, `scaled` one row of scratch.
+// Appends the units of one group; `at` is where the next digit tiles or tables go, `scaled` one row of scratch.
 void Few::pack_group(const Group& g, int64_t first, uint8_t*& at, float* scaled) {
   if (wide(g)) {
     for (int64_t plane = 0; plane < p.bank.planes; ++plane)
       for (int64_t t0 = 0; t0 < g.count; t0 += 32)
-        units.push_back({g.variant, plane, first + t0, std::min<int64_t>(32, g.count - t0), nullptr, {}});
+        units.push_back({Way::wide, g.variant, plane, first + t0, std::min<int64_t>(32, g.count - t0), nullptr, {}});
     return;
   }
   for (int64_t t0 = 0; t0 < g.count; t0 += 4) {
     const int64_t some = std::min<int64_t>(4, g.count - t0);
     for (int64_t plane = 0; plane < p.bank.planes; ++plane) {
-      SignUnit unit{g.variant, plane, first + t0, some, at, {}};
+      const Way way = p.dtype == DType::bf16 ? Way::lookup : Way::digits;
+      SignUnit unit{way, g.variant, plane, first + t0, some, at, {}};
       const float* col = p.bank.col_scale(g.variant, plane);
       if (!col && plane > 0) {  // the same activations as plane 0
-        unit.digits = units.back().digits;
+        unit.data = units.back().data;
         std::copy_n(units.back().unscale, 4, unit.unscale);
       } else {
         for (int64_t t = 0; t < some; ++t) {
@@ -177,9 +194,10 @@ void Few::pack_group(const Group& g, int64_t first, uint8_t*& at, float* scaled)
             std::fill(scaled + p.k, scaled + padded_k, 0.0f);
             row = scaled;
           }
-          unit.unscale[t] = pack_digits(row, p.k, t, some, at);
+          unit.unscale[t] = way == Way::lookup ? build_tables(row, padded_k / kWordColumns, at + t * table_bytes)
+                                               : pack_digits(row, p.k, t, some, at);
         }
-        at += padded_k / kSignStep * kTileRows * some * kDigits * 4;
+        at += some * (way == Way::lookup ? table_bytes : padded_k * kDigits);
       }
       units.push_back(unit);
     }
@@ -285,7 +303,7 @@ void Few::digit_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc
     }
     if (s >= kLag) {
       const uint8_t* a = scratch + (s - kLag) % kRing * 2 * kTileBytes;
-      _tile_loadd(6, unit.digits + (s - kLag) * kTileRows * b_stride, b_stride);
+      _tile_loadd(6, unit.data + (s - kLag) * kTileRows * b_stride, b_stride);
       _tile_loadd(4, a, 64);
       _tile_dpbssd(0, 4, 6);
       if (two_rows) {
@@ -387,6 +405,46 @@ void Few::wide_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc,
   }
 }
 
+// As digit_signs by table look-up, for all rows of a piece: one chunk of the tables serves every block of rows.
+void Few::lookup_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, Prefetcher& weights,
+                       Prefetcher& bits) const {
+  const Bank& bank = p.bank;
+  const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
+  __m512i words[kChunkWords], sums[kMostBlocks][4][2];
+  for (auto& block : sums)
+    for (auto& token : block) token[0] = token[1] = _mm512_setzero_si512();
+  for (int64_t k0 = 0; k0 < p.k; k0 += kChunkColumns) {
+    const int64_t left_bytes = bank.row_bytes - k0 / 8;
+    const int64_t count = std::min<int64_t>(kChunkWords, (left_bytes + 1) / 2);
+    for (int64_t b = 0; b < blocks; ++b) {
+      transpose_words(bank.sign_row(unit.variant, unit.plane, n0 + b * kBlockRows) + k0 / 8, bank.sign_n,
+                      rows - b * kBlockRows, left_bytes, words);
+      for (int64_t t = 0; t < unit.tokens; ++t)
+        for (int64_t word = 0; word < count; word += kPrefetchWords) {
+          if (t == 0) {
+            weights.step();
+            bits.step();
+          }
+          const uint8_t* tables = unit.data + t * table_bytes + (k0 / kWordColumns + word) * kTableBytes;
+          lookup_words(words + word, std::min(kPrefetchWords, count - word), tables, sums[b][t][0], sums[b][t][1]);
+        }
+    }
+  }
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t at = n0 + b * kBlockRows, live = rows - b * kBlockRows;
+    const __m512 scale0 = row_scales(bank, unit.variant, unit.plane, at, rows_mask(live));
+    const __m512 scale1 = row_scales(bank, unit.variant, unit.plane, at + 16, rows_mask(live - 16));
+    for (int64_t t = 0; t < unit.tokens; ++t) {
+      __m512 first, second;
+      weave_rows(sums[b][t][0], sums[b][t][1], first, second);
+      const __m512 unscale = _mm512_set1_ps(unit.unscale[t]);
+      float* to = block_acc(acc, b) + (unit.first + t) * kBlockRows;
+      _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_mul_ps(first, unscale), scale0, _mm512_load_ps(to)));
+      _mm512_store_ps(to + 16, _mm512_fmadd_ps(_mm512_mul_ps(second, unscale), scale1, _mm512_load_ps(to + 16)));
+    }
+  }
+}
+
 void store_row(const Problem& p, int64_t token, int64_t n0, int64_t rows, const float* value) {
   const Ops& ops = ops_avx512();
   const int64_t item = size_of(p.dtype);
@@ -405,42 +463,60 @@ void store_row(const Problem& p, int64_t token, int64_t n0, int64_t rows, const 
   ops.from_f32(p.dtype, out, rows, y);
 }
 
-void Few::block(int64_t n0, int64_t next_n0, float* acc, uint8_t* scratch) const {
-  const int64_t rows = std::min(kBlockRows, p.n - n0);
-  const int64_t item = size_of(p.dtype);
-  const int64_t sign_steps = padded_k / kSignStep;
+// Output rows n0 .. n0 + rows for all tokens. What the next step needs is prefetched while this one computes.
+void Few::piece(int64_t n0, int64_t rows, int64_t next_n0, int64_t next_rows, float* acc, uint8_t* scratch) const {
+  const int64_t item = size_of(p.dtype), blocks = (rows + kBlockRows - 1) / kBlockRows;
   const auto* w = static_cast<const uint8_t*>(p.w);
   Prefetcher weights, bits;
-  const int64_t next_rows = next_n0 < 0 ? 0 : std::min(kBlockRows, p.n - next_n0);
-  weights.aim(w && next_rows ? w + next_n0 * p.w_ld * item : nullptr, next_rows * p.w_ld * item,
-              steps + int64_t(units.size()) * sign_steps);
-  int64_t shaped_for = 0;
   use_full_tiles();
-  if (tiled_base) {
-    base(n0, rows, acc, scratch, weights);
-  } else {
-    std::fill(acc, acc + slots.size() * kBlockRows, 0.0f);
-    if (row_base)
-      ops_avx512().dots(p.dtype, w + n0 * p.w_ld * item, p.w_ld, rows, x_rows.floats(), padded_k,
-                        int64_t(slots.size()), p.k, acc, kBlockRows);
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t at = n0 + b * kBlockRows, live = std::min(kBlockRows, n0 + rows - at);
+    if (w && units.empty()) {  // with units, the weights of the next piece are fetched beside the sign products
+      const int64_t then = b + 1 == blocks ? next_n0 : at + kBlockRows;
+      const int64_t then_rows = std::min(kBlockRows, b + 1 == blocks ? next_rows : n0 + rows - then);
+      weights.aim(then_rows > 0 ? w + then * p.w_ld * item : nullptr, then_rows * p.w_ld * item, steps);
+    }
+    if (tiled_base) {
+      base(at, live, block_acc(acc, b), scratch, weights);
+    } else {
+      std::fill_n(block_acc(acc, b), slots.size() * kBlockRows, 0.0f);
+      if (row_base)
+        ops_avx512().dots(p.dtype, w + at * p.w_ld * item, p.w_ld, live, x_rows.floats(), padded_k,
+                          int64_t(slots.size()), p.k, block_acc(acc, b), kBlockRows);
+    }
   }
+  int64_t steps_left = 0;
+  for (const SignUnit& unit : units) steps_left += unit_steps(unit, blocks);
+  if (w && next_rows > 0)
+    weights.aim(w + next_n0 * p.w_ld * item, next_rows * p.w_ld * item, steps_left);
+  int64_t shaped_for = 0;
   for (size_t u = 0; u < units.size(); ++u) {
     const SignUnit& unit = units[u];
-    const int64_t shape = unit.digits ? unit.tokens : 0;
-    if (shape != shaped_for) shape ? use_sign_tiles(shape) : use_full_tiles();
-    shaped_for = shape;
     const bool last = u + 1 == units.size();
     const SignUnit& then = units[last ? 0 : u + 1];
     const int64_t then_rows = last ? next_rows : rows;
-    bits.aim(then_rows ? p.bank.sign_row(then.variant, then.plane, last ? next_n0 : n0) : nullptr,
-             then_rows * p.bank.sign_n, sign_steps);
-    if (unit.digits)
-      digit_signs(unit, n0, rows, acc, scratch, weights, bits);
-    else
-      wide_signs(unit, n0, rows, acc, scratch, weights, bits);
+    bits.aim(then_rows > 0 ? p.bank.sign_row(then.variant, then.plane, last ? next_n0 : n0) : nullptr,
+             then_rows * p.bank.sign_n, unit_steps(unit, blocks));
+    if (unit.way == Way::lookup) {
+      lookup_signs(unit, n0, rows, acc, weights, bits);
+      continue;
+    }
+    const int64_t shape = unit.way == Way::digits ? unit.tokens : 0;
+    if (shape != shaped_for) shape ? use_sign_tiles(shape) : use_full_tiles();
+    shaped_for = shape;
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int64_t at = n0 + b * kBlockRows, live = std::min(kBlockRows, n0 + rows - at);
+      if (unit.way == Way::digits)
+        digit_signs(unit, at, live, block_acc(acc, b), scratch, weights, bits);
+      else
+        wide_signs(unit, at, live, block_acc(acc, b), scratch, weights, bits);
+    }
   }
-  for (size_t t = 0; t < slots.size(); ++t)
-    if (slots[t] >= 0) store_row(p, slots[t], n0, rows, acc + t * kBlockRows);
+  for (int64_t b = 0; b < blocks; ++b)
+    for (size_t t = 0; t < slots.size(); ++t)
+      if (slots[t] >= 0)
+        store_row(p, slots[t], n0 + b * kBlockRows, std::min(kBlockRows, rows - b * kBlockRows),
+                  block_acc(acc, b) + int64_t(t) * kBlockRows);
 }
 
 // ---- groups of many tokens: fold W + alpha S into bf16 tiles, then one product ---------------------------
@@ -597,8 +673,10 @@ void Fold::finish(int64_t n0, int64_t rows, int64_t tile, const float* c, int64_
 
 bool amx_available() {
   static const bool available = [] {
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bf16") ||
-        !__builtin_cpu_supports("avx512vbmi"))
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") ||
+        !__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vnni") ||
+        !__builtin_cpu_supports("avx512vbmi") || !__builtin_cpu_supports("bmi2"))
       return false;
     unsigned a = 7, b = 0, c = 0, d = 0;
     __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
@@ -631,16 +709,24 @@ void amx_linear(const Problem& p, int64_t fold_tokens, int workers) {
   int64_t fold_rows = std::clamp<int64_t>(kFoldBytes / (span * 2) / 32 * 32, 32, 512);
   fold_rows = std::min(fold_rows, std::max<int64_t>(32, round_up((p.n + 2 * workers - 1) / (2 * workers), 32)));
   const int64_t fold_blocks = (p.n + fold_rows - 1) / fold_rows;
-  Pieces few_pieces{few.slots.empty() ? 0 : (p.n + kBlockRows - 1) / kBlockRows};
+  // Larger pieces reuse tables more; at least four for each worker keep the cores even, and the weights of the next
+  // piece must fit in cache.
+  const int64_t block_bytes = kBlockRows * p.k * size_of(p.dtype);
+  const int64_t most_blocks = few.units.empty() ? 1 : std::min(kMostBlocks, kAheadBytes / block_bytes);
+  const int64_t few_rows =
+      std::max<int64_t>(1, std::min(most_blocks, p.n / kBlockRows / (4 * workers))) * kBlockRows;
+  Pieces few_pieces{few.slots.empty() ? 0 : (p.n + few_rows - 1) / few_rows};
   Pieces fold_pieces{int64_t(folds.size()) * fold_blocks};
   auto body = [&](int) {
     Buffer scratch(16 * kTileBytes);
     if (!few.slots.empty()) {
-      Buffer acc(int64_t(few.slots.size()) * kBlockRows * 4);
+      Buffer acc(int64_t(few.slots.size()) * few_rows * 4);
       int64_t piece = few_pieces.next();
       while (piece >= 0) {
         const int64_t next = few_pieces.next();
-        few.block(piece * kBlockRows, next < 0 ? -1 : next * kBlockRows, acc.floats(), scratch.bytes());
+        const int64_t n0 = piece * few_rows, next_n0 = next < 0 ? p.n : next * few_rows;
+        few.piece(n0, std::min(few_rows, p.n - n0), next_n0, std::min(few_rows, p.n - next_n0), acc.floats(),
+                  scratch.bytes());
         piece = next;
       }
     }

@@ -1,0 +1,102 @@
+// The lookup-table product for one token of a variant (after T-MAC, arXiv 2407.00088). Included by path_amx.cpp only.
+//
+// For every four columns the sixteen signed sums of x are formed once as 16-bit integers. Packed words of 32 output
+// rows, transposed in registers, then index them: one vpermw does 32 x 4 multiply-adds. Tables are scaled so that two
+// entries add up within 16 bits; sums over columns are 32-bit.
+#pragma once
+
+#include "amx_tiles.h"
+
+namespace zt {
+namespace amx {
+
+constexpr int64_t kWordColumns = 16;                    // columns of one packed word
+constexpr int64_t kTableBytes = 4 * 16 * 2;             // the four tables of one word
+constexpr int64_t kChunkWords = 32;                     // words of one chunk: 64 bytes of every row
+constexpr int64_t kChunkColumns = kChunkWords * kWordColumns;
+constexpr float kEntryLimit = 16383.0f;
+
+// Tables of one row of x (zero-padded to whole words). Returns the value of one table unit, NaN if x is not finite.
+inline float build_tables(const float* x, int64_t words, uint8_t* tables) {
+  __m512 top = _mm512_setzero_ps();
+  __mmask16 not_finite = 0;
+  for (int64_t w = 0; w < words; ++w) {
+    const __m512 value = _mm512_loadu_ps(x + w * kWordColumns);
+    not_finite |= _mm512_fpclass_ps_mask(value, 0x99);  // NaN or infinity
+    __m512 sum = _mm512_abs_ps(value);                  // sums of four neighbours
+    sum = _mm512_add_ps(sum, _mm512_permute_ps(sum, 0xb1));
+    sum = _mm512_add_ps(sum, _mm512_permute_ps(sum, 0x4e));
+    top = _mm512_max_ps(top, sum);
+  }
+  int exponent = 0;
+  std::frexp(_mm512_reduce_max_ps(top) / kEntryLimit, &exponent);  // top * 2^-exponent <= the limit
+  const __m512 down = _mm512_set1_ps(float(-exponent));
+  __m512 sign[4];
+  for (int j = 0; j < 4; ++j) {
+    alignas(64) float pattern[16];
+    for (int i = 0; i < 16; ++i) pattern[i] = (i >> j) & 1 ? 1.0f : -1.0f;
+    sign[j] = _mm512_load_ps(pattern);
+  }
+  for (int64_t group = 0; group < words * 4; ++group) {
+    const float* at = x + group * 4;
+    __m512 sum = _mm512_mul_ps(sign[0], _mm512_set1_ps(at[0]));
+    for (int j = 1; j < 4; ++j) sum = _mm512_fmadd_ps(sign[j], _mm512_set1_ps(at[j]), sum);
+    const __m512i entry = _mm512_cvtps_epi32(_mm512_scalef_ps(sum, down));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(tables + group * 32), _mm512_cvtepi32_epi16(entry));
+  }
+  return not_finite ? NAN : std::ldexp(1.0f, exponent);
+}
+
+// One chunk of 32 sign rows as words[w]: word w of rows 0 .. 31. Missing rows and bytes are zero.
+inline void transpose_words(const uint8_t* sign, int64_t ld, int64_t rows, int64_t bytes, __m512i* words) {
+  __m512i low[16], high[16];
+  const __mmask64 live = bytes >= 64 ? ~0ull : (1ull << bytes) - 1;
+  for (int64_t pair = 0; pair < 16; ++pair) {
+    const int64_t r = 2 * pair;
+    const __m512i a = r < rows ? _mm512_maskz_loadu_epi8(live, sign + r * ld) : _mm512_setzero_si512();
+    const __m512i b = r + 1 < rows ? _mm512_maskz_loadu_epi8(live, sign + (r + 1) * ld) : _mm512_setzero_si512();
+    low[pair] = _mm512_unpacklo_epi16(a, b);
+    high[pair] = _mm512_unpackhi_epi16(a, b);
+  }
+  transpose(low);
+  transpose(high);
+  for (int64_t j = 0; j < 16; ++j) {
+    words[j / 4 * 8 + j % 4] = low[j];
+    words[j / 4 * 8 + 4 + j % 4] = high[j];
+  }
+}
+
+// even / odd[i] += the table sums of rows 2i and 2i + 1 over `count` words.
+inline void lookup_words(const __m512i* words, int64_t count, const uint8_t* tables, __m512i& even, __m512i& odd) {
+  const __m512i first = _mm512_set1_epi32(1), second = _mm512_set1_epi32(1 << 16);
+  __m512i even2 = _mm512_setzero_si512(), odd2 = _mm512_setzero_si512();
+  for (int64_t w = 0; w < count; ++w) {
+    const auto* table = reinterpret_cast<const __m256i*>(tables + w * kTableBytes);
+    const __m512i t0 = _mm512_broadcast_i64x4(_mm256_load_si256(table));
+    const __m512i t1 = _mm512_broadcast_i64x4(_mm256_load_si256(table + 1));
+    const __m512i t2 = _mm512_broadcast_i64x4(_mm256_load_si256(table + 2));
+    const __m512i t3 = _mm512_broadcast_i64x4(_mm256_load_si256(table + 3));
+    const __m512i a = _mm512_permutexvar_epi16(words[w], t0);
+    const __m512i b = _mm512_permutexvar_epi16(_mm512_srli_epi16(words[w], 4), t1);
+    const __m512i c = _mm512_permutexvar_epi16(_mm512_srli_epi16(words[w], 8), t2);
+    const __m512i d = _mm512_permutexvar_epi16(_mm512_srli_epi16(words[w], 12), t3);
+    const __m512i ab = _mm512_add_epi16(a, b), cd = _mm512_add_epi16(c, d);
+    even = _mm512_dpwssd_epi32(even, ab, first);
+    odd = _mm512_dpwssd_epi32(odd, ab, second);
+    even2 = _mm512_dpwssd_epi32(even2, cd, first);
+    odd2 = _mm512_dpwssd_epi32(odd2, cd, second);
+  }
+  even = _mm512_add_epi32(even, even2);
+  odd = _mm512_add_epi32(odd, odd2);
+}
+
+// Even and odd rows to 32 floats in order.
+inline void weave_rows(__m512i even, __m512i odd, __m512& first, __m512& second) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  first = _mm512_cvtepi32_ps(_mm512_permutex2var_epi32(even, low, odd));
+  second = _mm512_cvtepi32_ps(_mm512_permutex2var_epi32(even, high, odd));
+}
+
+}  // namespace amx
+}  // namespace zt

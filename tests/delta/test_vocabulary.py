@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.delta.models import export, load, logits, make_pair, one_bit, perturb
@@ -11,6 +12,7 @@ from zen_train.delta import (
     StateDictSource,
     apply_delta,
     iter_applied,
+    quick_check,
     verify_artifact,
 )
 from zen_train.errors import DeltaError
@@ -160,6 +162,26 @@ def test_base_untied_and_tuned_tied_is_stored_once(tmp_path):
     assert artifact.config.tied
     assert applied.config.tie_word_embeddings
     assert torch.equal(applied.lm_head.weight, applied.model.embed_tokens.weight)
+
+
+def test_base_tensor_that_the_variant_no_longer_uses_is_checked_too(tmp_path):
+    """The base has a head of its own, the variant ties it: another head is another base all the same."""
+    pair = make_pair(tmp_path, "llama-untied")
+    model = AutoModelForCausalLM.from_pretrained(pair.tuned, dtype=torch.float32)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(pair.tuned)
+    export(pair, tmp_path / "delta")
+    artifact = DeltaArtifact.open(tmp_path / "delta")
+    tensors = load_file(pair.base / "model.safetensors")
+    tensors["lm_head.weight"][7, 7] += 1
+    save_file(tensors, pair.base / "model.safetensors", metadata={"format": "pt"})
+    quick_check(
+        FolderSource(pair.base), artifact.config.base.fingerprint
+    )  # reads a few tensors, not this one
+    with pytest.raises(DeltaError, match="another base: lm_head.weight has digest"):
+        apply_delta(artifact, pair.base, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_folder_that_stores_a_tied_head_twice_is_read_as_tied(tmp_path):

@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "pool.h"
+#include "scratch.h"
 #define ZT_AMX_TARGET \
   "amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx512vnni,fma,f16c,bmi2"
 #if defined(__clang__)
@@ -35,23 +36,9 @@ constexpr int64_t kPrefetchWords = 4;        // words looked up between two pref
 constexpr int64_t kPrefetchColumns = kPrefetchWords * kWordColumns;
 constexpr int64_t kMostBlocks = 4;           // blocks of 32 rows in one piece of work
 constexpr int64_t kWideTokens = 5;           // from here on bf16 sign tiles beat int8 digits
-constexpr int64_t kFoldBytes = 1 << 20;      // folded weights kept in cache at a time
-constexpr int64_t kFoldColumns = 4096;       // columns folded at a time
+constexpr int64_t kFoldBytes = 256 << 10;     // folded weights kept in cache at a time
+constexpr int64_t kFoldColumns = 512;        // columns folded at a time: 32 tokens of x stay in the first cache
 constexpr int64_t kFoldTokens = 1024;        // tokens multiplied with one folded block
-
-class Buffer {  // 64-byte aligned scratch, contents undefined
- public:
-  explicit Buffer(int64_t bytes)
-      : data_(static_cast<uint8_t*>(std::aligned_alloc(64, size_t(round_up(std::max<int64_t>(bytes, 64), 64))))) {}
-  uint8_t* bytes() const { return data_.get(); }
-  float* floats() const { return reinterpret_cast<float*>(data_.get()); }
-
- private:
-  struct Free {
-    void operator()(uint8_t* p) const { std::free(p); }
-  };
-  std::unique_ptr<uint8_t, Free> data_;
-};
 
 // Up to 32 tokens of one variant and one sign plane, in one of three ways:
 // wide: bf16 tiles that the base product has packed already; digits: up to four tokens as int8 digit tiles;
@@ -445,7 +432,25 @@ void Few::lookup_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* ac
   }
 }
 
+inline __m512 load_bf16(const uint16_t* from, __mmask16 live) {
+  const __m256i narrow = _mm256_maskz_loadu_epi16(live, from);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
+}
+
+// Adds y and bias as the problem asks, and stores up to 32 outputs of one token.
 void store_row(const Problem& p, int64_t token, int64_t n0, int64_t rows, const float* value) {
+  if (p.dtype == DType::bf16) {
+    auto* y = static_cast<uint16_t*>(p.y) + token * p.y_ld + n0;
+    const auto* bias = p.bias ? static_cast<const uint16_t*>(p.bias) + n0 : nullptr;
+    for (int64_t r = 0; r < rows; r += 16) {
+      const __mmask16 live = rows_mask(rows - r);
+      __m512 out = _mm512_load_ps(value + r);
+      if (p.add) out = _mm512_add_ps(out, load_bf16(y + r, live));
+      if (bias) out = _mm512_add_ps(out, load_bf16(bias + r, live));
+      _mm256_mask_storeu_epi16(y + r, live, (__m256i)_mm512_cvtneps_pbh(out));
+    }
+    return;
+  }
   const Ops& ops = ops_avx512();
   const int64_t item = size_of(p.dtype);
   alignas(64) float out[kBlockRows];

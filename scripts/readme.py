@@ -1,0 +1,117 @@
+"""The generated parts of README.md: `python scripts/readme.py` writes them, `--check` fails when they are out of date.
+
+Each part stands between `<!-- generated: NAME -->` and `<!-- end -->`, and is made from the configuration or from the
+JSON lines in scripts/results/. Of figures measured more than once, the last line counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "scripts" / "results"
+
+
+def lines_of(bench: str) -> dict[str, dict[str, Any]]:
+    """The last JSON line of each case of a bench."""
+    path = RESULTS / f"{bench}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return {row["case"]: row for row in rows}
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table: first column left, the others right."""
+    ruler = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, ruler, *rows])
+
+
+def quick() -> str:
+    """Base, fine-tune and delta of every variant."""
+    found = lines_of("variants_quick")
+    names = sorted({case.split("/")[0] for case in found})
+
+    def value(name: str, what: str) -> float:
+        row = found.get(f"{name}/{what}")
+        return row["value"] if row else float("nan")
+
+    rows = [
+        [
+            name,
+            f"{value(name, 'base_loss'):.3f}",
+            f"{value(name, 'fine_tune_loss'):.3f}",
+            f"{value(name, 'delta_loss'):.3f}",
+            f"{value(name, 'share_kept'):.1f} %",
+            f"{value(name, 'delta_bytes') / 1e6:.1f} MB",
+            f"{value(name, 'merges_accepted'):.0f} {found[f'{name}/merges_accepted']['unit']}",
+            f"{value(name, 'seconds'):.0f} s",
+        ]
+        for name in names
+    ]
+    return table(["variant", "base", "fine-tune", "delta", "kept", "size", "merges kept", "whole run"], rows)
+
+
+def variants() -> str:
+    """What each variant is trained on."""
+    from omegaconf import OmegaConf
+
+    rows = []
+    for path in sorted((ROOT / "conf" / "variant").glob("*.yaml")):
+        variant = OmegaConf.to_container(OmegaConf.load(path))["variant"]
+        sources = ", ".join(f"{s['package']} {s['version']} ({s['licence']})" for s in variant["sources"])
+        rows.append(
+            [
+                f"`{variant['name']}`",
+                sources if len(variant["sources"]) <= 4 else "a mixture of all the others",
+            ]
+        )
+    return table(["variant", "sources"], rows).replace("---:", "---")
+
+
+def train() -> str:
+    """What merging, exporting and the callbacks cost."""
+    rows = []
+    for case, row in lines_of("train").items():
+        bound = "" if row["bound"] is None else f"{row['bound']:g} {row['unit']}"
+        holds = {None: "", True: "yes", False: "**no**"}[row["holds"]]
+        rows.append([case, f"{row['value']:.3g} {row['unit']}", bound, holds])
+    return table(["figure", "measured", "bound", "holds"], rows)
+
+
+PARTS: dict[str, Callable[[], str]] = {"quick": quick, "variants": variants, "train": train}
+
+
+def generated(text: str) -> str:
+    """README text with every part made anew."""
+    for name, make in PARTS.items():
+        pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if len(pattern.findall(text)) != 1:
+            raise SystemExit(f"README.md must have exactly one part `<!-- generated: {name} -->`")
+        text = pattern.sub(lambda match, made=make(): f"{match[1]}{made}\n{match[2]}", text)
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 when a part is out of date"
+    )
+    check = parser.parse_args().check
+    path = ROOT / "README.md"
+    before = path.read_text()
+    after = generated(before)
+    if check and after != before:
+        print("README.md is out of date: run python scripts/readme.py", file=sys.stderr)
+        return 1
+    if not check:
+        path.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

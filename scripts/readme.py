@@ -89,10 +89,12 @@ PARTS: dict[str, Callable[[], str]] = {"quick": quick, "variants": variants, "tr
 def generated(text: str) -> str:
     """README text with every part made anew."""
     for name, make in PARTS.items():
-        pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        pattern = re.compile(rf"<!-- generated: {name} -->\n.*?<!-- end -->", re.DOTALL)
         if len(pattern.findall(text)) != 1:
             raise SystemExit(f"README.md must have exactly one part `<!-- generated: {name} -->`")
-        text = pattern.sub(lambda match, made=make(): f"{match[1]}{made}\n{match[2]}", text)
+        made = f"<!-- generated: {name} -->\n{make()}\n<!-- end -->"
+        start, end = pattern.search(text).span()  # type: ignore[union-attr]  # counted above
+        text = text[:start] + made + text[end:]
     return text
 
 

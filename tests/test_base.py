@@ -77,7 +77,7 @@ def test_mixed_dtypes_ask_for_one(tmp_path):
     save_file(
         {"a": torch.zeros(2), "b": torch.zeros(2, dtype=torch.bfloat16)}, tmp_path / "model.safetensors"
     )
-    with pytest.raises(BaseModelError, match="set base.dtype"):
+    with pytest.raises(BaseModelError, match=r"set base\.dtype"):
         prepare_base(hf(tmp_path))
 
 

@@ -43,13 +43,12 @@ def test_four_by_one_gives_the_same_update_as_one_by_four(tiny_base, tmp_path):
     parts = small_run(tiny_base, tmp_path / "b", batch_size=1, accumulate=4, **options).fit()
     counts = {parts.data.train_dataloader()._blocks.label_tokens(index) for index in range(4)}
     assert len(counts) > 1, "the case needs unequal token counts"
-    # Adam divides by the gradient's own size, so rounding in float32 sums is amplified; the updates are 1e-3 a weight.
+    # With eps=1, Adam's update is linear in the gradient; its usual division would blow the rounding up.
     moved = {name: weight - tiny_base.source().get(name).float() for name, weight in whole.weights().items()}
     other = {name: weight - tiny_base.source().get(name).float() for name, weight in parts.weights().items()}
-    assert_close(moved, other, 0.02)
-    assert [p["train/loss"] for p in parts.curves.points] == pytest.approx(
-        [p["train/loss"] for p in whole.curves.points]
-    )
+    assert_close(moved, other, 1e-3)
+    losses = [[point["train/loss"] for point in run.curves.points] for run in (whole, parts)]
+    assert losses[1] == pytest.approx(losses[0])
 
 
 def test_the_loss_goes_down(tiny_base, tmp_path):

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
 from zen_train.callbacks.validation import Heldout
+from zen_train.data.tokenise import prompt_text
 from zen_train.loss import IGNORE
 from zen_train.module import CausalLM
 
@@ -69,7 +69,8 @@ class Evaluator:
         model = self.module.model
         if self.sample_tokens == 0 or any(isinstance(p, DTensor) for p in model.parameters()):
             return ""
-        ids = self._prompt_ids().to(self.module.device)
+        text = prompt_text(self.prompt, self.tokenizer)
+        ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids.to(self.module.device)
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -78,10 +79,3 @@ class Evaluator:
             pad_token_id=self.tokenizer.pad_token_id,
         )
         return str(self.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)).strip()
-
-    def _prompt_ids(self) -> Tensor:
-        if self.tokenizer.chat_template is None:
-            return self.tokenizer(self.prompt, return_tensors="pt").input_ids
-        messages = [{"role": "user", "content": self.prompt}]
-        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return self.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids

@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from zen_train.base import Base, quiet_transformers
 from zen_train.config import OptimSection, TrainerSection, TuningSection
+from zen_train.data.packing import model_inputs, separates_documents
 from zen_train.errors import ConfigError, TrainingError
 from zen_train.loss import IGNORE, head_nll, logits_nll, shifted
 from zen_train.shards import write_full_
@@ -62,8 +63,15 @@ class CausalLM(L.LightningModule):
         self.model = self._sharded_model() if sharded else self._whole_model()
         self._freeze()
         if self.settings.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            name = "activation_checkpointing_enable"  # since transformers 5.20; the other one is deprecated there
+            enable = getattr(self.model, name, None) or self.model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
         self.head_is_linear = not sharded and _head_is_linear(self.model)
+        if not sharded and not separates_documents(self.model, vocabulary=self.model.config.vocab_size):
+            raise ConfigError(
+                f"{type(self.model).__name__} with base.attention={self.attention} ignores position_ids, so documents "
+                "packed into one block would see each other. Use another base.attention or another base."
+            )
         if self.settings.compile:
             self.model.get_decoder().compile()  # in place: parameter names stay as they are
         self.model.train()
@@ -137,7 +145,7 @@ class CausalLM(L.LightningModule):
 
     def nll(self, batch: Batch) -> Tensor:
         """Summed negative log-likelihood of the labelled tokens of a batch. float32 scalar."""
-        inputs = {"input_ids": batch["input_ids"], "position_ids": batch["position_ids"], "use_cache": False}
+        inputs = model_inputs(batch)
         if not self.head_is_linear:
             return logits_nll(self.model(**inputs).logits, batch["labels"])
         hidden_BTD = self.model.get_decoder()(**inputs)[0]

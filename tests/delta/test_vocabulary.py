@@ -179,7 +179,7 @@ def test_base_tensor_that_the_variant_no_longer_uses_is_checked_too(tmp_path):
     quick_check(
         FolderSource(pair.base), artifact.config.base.fingerprint
     )  # reads a few tensors, not this one
-    with pytest.raises(DeltaError, match="another base: lm_head.weight has digest"):
+    with pytest.raises(DeltaError, match=r"another base: lm_head.weight has digest"):
         apply_delta(artifact, pair.base, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -1,7 +1,10 @@
 // The torch operators of the CPU kernels: argument checks, grouping by variant, choice of algorithm.
 //
 // Every value read as an index or a scale is checked here, in release builds too; nothing is read out of bounds.
-#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/linear.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 

@@ -70,7 +70,7 @@ class TuningSection(Section):
 class OptimSection(Section):
     """AdamW with linear warm-up and a cosine schedule, all in optimizer steps."""
 
-    learning_rate: Annotated[float, Field(gt=0, lt=1)] = 2e-4
+    learning_rate: Annotated[float, Field(gt=0, lt=1)] = 1e-4
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     betas: tuple[Share, Share] = Field((0.9, 0.95), strict=False)
     eps: Annotated[float, Field(gt=0)] = 1e-8

@@ -24,7 +24,11 @@ def corpus(records: int = 60) -> Corpus:
     """Small sums, asked and answered; learnable by a byte model in a few steps."""
 
     def record(index: int) -> Any:
-        return ask(f"sum-{index}", f"What is {index} plus {index % 7}?", f"It is {index + index % 7}.{' Yes.' * (index % 5)}")
+        return ask(
+            f"sum-{index}",
+            f"What is {index} plus {index % 7}?",
+            f"It is {index + index % 7}.{' Yes.' * (index % 5)}",
+        )
 
     return Corpus(
         name="sums",

@@ -144,6 +144,33 @@ def test_ctrl_c_leaves_a_checkpoint_that_the_printed_command_resumes(data_file, 
     assert steps == list(range(1, stopped_at + 6))
 
 
+def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(data_file, tmp_path):
+    """Files may grow to 300 kB after the first checkpoint, which is larger: as a disk that fills up during the run."""
+    first = zen_train(*tiny(data_file, "trainer.max_steps=2", "evaluate.enabled=false"), cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    checkpoint = tmp_path / "outputs" / "chat" / "checkpoints" / "last.ckpt"
+    before = checkpoint.read_bytes()
+    full = f"""
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+sys.argv = ["zen_train", *{tiny(data_file, "trainer.max_steps=40", "resume=auto", "merge=none")!r}]
+runpy.run_module("zen_train", run_name="__main__")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", full],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 2, done.stderr
+    assert "could not be written" in done.stderr
+    assert "Free space" in done.stderr
+    assert checkpoint.read_bytes() == before
+    assert not list(checkpoint.parent.glob(".*"))
+
+
 def test_resuming_a_finished_run_says_so(data_file, tmp_path):
     assert zen_train(*tiny(data_file), cwd=tmp_path).returncode == 0
     again = zen_train(*tiny(data_file), "resume=auto", cwd=tmp_path)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +10,8 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from zen_train.callbacks.cadence import Cadence
+from zen_train.callbacks.disk import whole_file
 from zen_train.callbacks.validation import BestWeights
-from zen_train.errors import TrainingError
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -23,28 +20,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
-            free = shutil.disk_usage(path.parent).free
-            if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-            kept = (
-                f"The previous {path.name} is kept." if path.exists() else "There is no earlier checkpoint."
-            )
-            raise TrainingError(
-                f"The checkpoint {path} could not be written ({error}); {free / 1e9:.2f} GB are free there. {kept} "
-                "Free space, or set output_dir to another disk, then continue with resume=auto."
-            ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+        with whole_file(Path(path)) as temporary:
+            torch.save(checkpoint, temporary)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: Any = None

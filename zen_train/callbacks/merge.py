@@ -80,7 +80,6 @@ class MergeCallback(L.Callback):
         step, best = trainer.global_step, self.validation.best
         assert best.step is not None
         loss_before = self.validation.score(trainer, module)
-        self.folder.mkdir(parents=True, exist_ok=True)
         copy = None
         if self.config.accept == "if_not_worse":
             copy = Snapshot.save(

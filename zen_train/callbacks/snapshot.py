@@ -7,7 +7,6 @@ under FSDP2 every rank writes its own part. A file appears by rename, so no read
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from zen_train.callbacks.disk import whole_file
 from zen_train.shards import local
 
 Named = tuple[str, nn.Parameter]
@@ -34,17 +34,13 @@ class Snapshot:
         """Write the parameters to `path` (with a rank suffix when they are sharded). All ranks call it.
 
         Raises:
-            OSError: the disk is full; nothing is left behind.
+            TrainingError: the disk is full; nothing is left behind.
         """
         named = list(parameters)
         snapshot = cls(_for_rank(path, named, rank))
         if rank == 0 or snapshot.path != path:
-            temporary = snapshot.path.with_name(f".{snapshot.path.name}.tmp")
-            try:
+            with whole_file(snapshot.path) as temporary:
                 save_file({name: local(parameter).contiguous() for name, parameter in named}, temporary)
-                os.replace(temporary, snapshot.path)
-            finally:
-                temporary.unlink(missing_ok=True)
         return snapshot
 
     @classmethod

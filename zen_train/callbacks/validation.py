@@ -39,7 +39,6 @@ class BestWeights:
         """Keep the current weights when they score better than the best so far. All ranks call it."""
         if not score < self.score:
             return False
-        self.folder.mkdir(parents=True, exist_ok=True)
         Snapshot.save(self._path(step), trained_parameters(module), rank=module.global_rank)
         self.step, self.score = step, score
         return True

@@ -153,6 +153,8 @@ class SafeWandbLogger(WandbLogger):
         if self._mode == "offline":
             # wandb's error reports go out even offline, and wait 20 s at exit when packets are dropped.
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        if not os.environ.get("WANDB_MODE", "set").strip():
+            del os.environ["WANDB_MODE"]  # set to nothing means not set; wandb refuses it
         import wandb
 
         settings: dict[str, Any] = {

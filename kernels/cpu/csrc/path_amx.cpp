@@ -37,7 +37,7 @@ constexpr int64_t kPrefetchColumns = kPrefetchWords * kWordColumns;
 constexpr int64_t kMostBlocks = 4;           // blocks of 32 rows in one piece of work
 constexpr int64_t kWideTokens = 5;           // from here on bf16 sign tiles beat int8 digits
 constexpr int64_t kFoldBytes = 256 << 10;     // folded weights kept in cache at a time
-constexpr int64_t kFoldColumns = 512;        // columns folded at a time: 32 tokens of x stay in the first cache
+constexpr int64_t kFoldColumns = 640;        // columns folded at a time: 32 tokens of x stay in the first cache
 constexpr int64_t kFoldTokens = 1024;        // tokens multiplied with one folded block
 
 // Up to 32 tokens of one variant and one sign plane, in one of three ways:
@@ -526,10 +526,16 @@ void Few::piece(int64_t n0, int64_t rows, int64_t next_n0, int64_t next_rows, fl
 
 // ---- groups of many tokens: fold W + alpha S into bf16 tiles, then one product ---------------------------
 
+// Columns folded at a time: an even share, so that no thin rest costs a round trip of the sums.
+inline int64_t fold_span(int64_t k) {
+  const int64_t parts = (k + kFoldColumns - 1) / kFoldColumns;
+  return round_up((k + parts - 1) / parts, kBf16Step);
+}
+
 struct Fold {
   const Problem& p;
   const Group& group;
-  int64_t steps, tiles;
+  int64_t steps, tiles, span_steps;  // span_steps: tiles of 32 columns folded at a time
   Buffer x_tiles;
 
   Fold(const Problem& problem, const Group& g)
@@ -537,6 +543,7 @@ struct Fold {
         group(g),
         steps((problem.k + kBf16Step - 1) / kBf16Step),
         tiles((g.count + 15) / 16),
+        span_steps(fold_span(problem.k) / kBf16Step),
         x_tiles(tiles * steps * kTileBytes) {}
   void pack_tile(int64_t tile) const {
     for (int64_t s = 0; s < steps; ++s)
@@ -598,8 +605,8 @@ void Fold::block(int64_t n0, int64_t rows, uint8_t* folded, float* c) const {
   const int64_t row_tiles = round_up(rows, 32) / 16;
   for (int64_t t0 = 0; t0 < tiles; t0 += kFoldTokens / 16) {
     const int64_t t1 = std::min(tiles, t0 + kFoldTokens / 16);
-    for (int64_t s0 = 0; s0 < steps; s0 += kFoldColumns / kBf16Step) {
-      const int64_t s1 = std::min(steps, s0 + kFoldColumns / kBf16Step), span = s1 - s0;
+    for (int64_t s0 = 0; s0 < steps; s0 += span_steps) {
+      const int64_t s1 = std::min(steps, s0 + span_steps), span = s1 - s0;
       for (int64_t r = 0; r < row_tiles * 16; ++r) {
         uint8_t* out = folded + (r / 16) * span * kTileBytes + (r % 16) * 64;
         if (r < rows)
@@ -611,8 +618,9 @@ void Fold::block(int64_t n0, int64_t rows, uint8_t* folded, float* c) const {
         const bool two = t + 1 < t1;
         const uint8_t* b0 = x_tiles.bytes() + (t * steps + s0) * kTileBytes;
         const uint8_t* b1 = two ? b0 + steps * kTileBytes : b0;
+        float* c_pair = c + (span == steps ? 0 : (t - t0) * row_tiles * 256);  // sums that are done need no place
         for (int64_t r = 0; r < row_tiles; r += 2) {
-          float* out = c + ((t - t0) * row_tiles + r) * 256;
+          float* out = c_pair + r * 256;
           float* out2 = out + row_tiles * 256;
           if (s0 == 0) {
             _tile_zero(0);
@@ -649,8 +657,8 @@ void Fold::block(int64_t n0, int64_t rows, uint8_t* folded, float* c) const {
           }
         }
         if (s1 == steps) {
-          finish(n0, rows, t, c + (t - t0) * row_tiles * 256, row_tiles);
-          if (two) finish(n0, rows, t + 1, c + (t + 1 - t0) * row_tiles * 256, row_tiles);
+          finish(n0, rows, t, c_pair, row_tiles);
+          if (two) finish(n0, rows, t + 1, c_pair + row_tiles * 256, row_tiles);
         }
       }
     }
@@ -710,7 +718,7 @@ void amx_linear(const Problem& p, int64_t fold_tokens, int workers) {
     };
     run_workers(workers, pack);
   }
-  const int64_t span = std::min(round_up(p.k, kBf16Step), kFoldColumns);
+  const int64_t span = fold_span(p.k);
   int64_t fold_rows = std::clamp<int64_t>(kFoldBytes / (span * 2) / 32 * 32, 32, 512);
   fold_rows = std::min(fold_rows, std::max<int64_t>(32, round_up((p.n + 2 * workers - 1) / (2 * workers), 32)));
   const int64_t fold_blocks = (p.n + fold_rows - 1) / fold_rows;
@@ -737,7 +745,7 @@ void amx_linear(const Problem& p, int64_t fold_tokens, int workers) {
     }
     if (!folds.empty()) {
       int64_t most = 0;
-      for (const auto& fold : folds) most = std::max(most, std::min(fold->tiles, kFoldTokens / 16));
+      for (const auto& fold : folds) most = std::max(most, std::min(round_up(fold->tiles, 2), kFoldTokens / 16));
       Buffer folded(fold_rows * span * 2), c(most * (fold_rows / 16) * kTileBytes);
       use_full_tiles();
       for (int64_t piece = fold_pieces.next(); piece >= 0; piece = fold_pieces.next()) {

@@ -1,0 +1,218 @@
+"""Benchmark of the CPU kernels: the table of ratios, and one JSON line for each.
+
+Runs the operator's tests on the cases it times first: no number without a green check. A and B of every ratio are
+timed in turn, call by call, on the same weights, which are cold in cache as in a real model (each call takes the next
+of enough copies). The value is the ratio of medians. JSON lines go to stdout, the table to stderr.
+
+    python scripts/bench_kernels.py [--seconds 100] [--threads 2] [--shapes 576x576,2048x2048]
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_linear
+from zen_train.kernels.cpu import PATHS, load, path_number
+from zen_train.kernels.sign_pack import sign_pack
+
+SHAPES = ((576, 576), (1536, 576), (2048, 2048), (8192, 4096))
+TOKENS = (1, 4, 14, 64, 512)
+VARIANTS = 14
+COLD_BYTES = 700 * 2**20
+COLD_SIGN_BYTES = 300 * 2**20
+WARM_UP_CALLS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A ratio of two timed calls and the most (or least) it may be; no bound when None."""
+
+    name: str
+    over: str
+    under: str
+    most: float | None
+
+
+def bounds_of(tokens: int) -> list[Bound]:
+    """The ratios of issue 3 for one token count, and those that only inform."""
+    linear = "torch.nn.functional.linear"
+    found = [
+        Bound(name="one variant / own base", over="one", under="base", most=1.15 if tokens == 1 else None),
+        Bound(
+            name=f"one variant / {linear}",
+            over="one",
+            under="torch",
+            most={1: 0.6, 64: 1.3, 512: 1.1}.get(tokens),
+        ),
+        Bound(name=f"own base / {linear}", over="base", under="torch", most=None),
+    ]
+    if tokens == VARIANTS:
+        found.append(Bound(name=f"14 variants / {linear}", over="many", under="torch", most=1.6))
+    return found
+
+
+class Report:
+    """Prints the table and the JSON lines."""
+
+    def __init__(self, threads: int) -> None:
+        self.missed = 0
+        # A container may show a repository without its history, so the commit may be unknown.
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        self.common = {
+            "commit": commit.stdout.strip() or "unknown",
+            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+            "device": f"{_processor()}, {threads} threads, {PATHS[_path()]}",
+        }
+
+    def line(
+        self, case: str, value: float, unit: str, against: str, bound: float | None = None, *, least: bool = False
+    ) -> None:
+        """One measurement; `least` turns the bound round."""
+        holds = None if bound is None else (value >= bound if least else value <= bound)
+        self.missed += holds is False
+        record = {
+            "bench": "kernels",
+            "case": case,
+            "value": round(value, 4),
+            "unit": unit,
+            "bound": bound,
+            "holds": holds,
+            "against": against,
+            **self.common,
+        }
+        print(json.dumps(record), flush=True)
+        verdict = "" if holds is None else f"  bound {'>=' if least else '<='} {bound:g}  {'holds' if holds else 'MISSED'}"
+        print(f"{case:34s} {against:48s} {value:9.3f} {unit:5s}{verdict}", file=sys.stderr, flush=True)
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _path() -> int:
+    forced = path_number()
+    return forced if forced >= 0 else int(torch.ops.zen_train.cpu_best_path())
+
+
+def in_turn(calls: dict[str, Callable[[int], object]], seconds: float, least_rounds: int = 5) -> dict[str, float]:
+    """Median seconds of each call. Every round times each call once, on the next copy of the weights."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    turn = 0
+    started = time.perf_counter()
+    while len(times[next(iter(calls))]) < least_rounds + WARM_UP_CALLS or time.perf_counter() - started < seconds:
+        for name, call in calls.items():
+            turn += 1
+            before = time.perf_counter()
+            call(turn)
+            times[name].append(time.perf_counter() - before)
+    return {name: statistics.median(values[WARM_UP_CALLS:]) for name, values in times.items()}
+
+
+def bench_linear(report: Report, n: int, k: int, seconds: float) -> None:
+    """All token counts of one weight shape."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(n, k, generator=generator).to(torch.bfloat16)
+    copies = [weight.clone() for _ in range(max(2, COLD_BYTES // weight.nbytes))]
+    sign_bytes = VARIANTS * n * k // 8
+    banks = []
+    for _ in range(max(2, min(len(copies), COLD_SIGN_BYTES // sign_bytes))):
+        bank = DeltaBank.zeros(variants=VARIANTS, out_features=n, in_features=k)
+        bank.sign_VPNB.random_(0, 256, generator=generator)
+        bank.row_scale_VPN.uniform_(0.001, 0.01, generator=generator)
+        banks.append(bank)
+    for tokens in TOKENS:
+        x = torch.randn(tokens, k, generator=generator).to(torch.bfloat16)
+        base = torch.full((tokens,), -1)
+        one = torch.zeros(tokens, dtype=torch.int64)
+
+        def own(variant: torch.Tensor, x: torch.Tensor = x) -> Callable[[int], object]:
+            return lambda turn: bitdelta_linear(x, copies[turn % len(copies)], banks[turn % len(banks)], variant)
+
+        check(x, weight, banks[0], torch.arange(tokens) % VARIANTS)
+        calls = {
+            "torch": lambda turn, x=x: torch.nn.functional.linear(x, copies[turn % len(copies)]),
+            "base": own(base),
+            "one": own(one),
+        }
+        if tokens == VARIANTS:
+            calls["many"] = own(torch.arange(VARIANTS))
+        median = in_turn(calls, seconds)
+        case = f"N{n}-K{k}-M{tokens}"
+        for bound in bounds_of(tokens):
+            report.line(case, median[bound.over] / median[bound.under], "ratio", bound.name, bound.most)
+        for name, value in median.items():
+            report.line(case, value * 1e6, "us", f"median of {name}")
+        report.line(case, weight.nbytes / median["base"] / 1e9, "GB/s", "base weight bytes read")
+
+
+def check(x: torch.Tensor, weight: torch.Tensor, bank: DeltaBank, variant: torch.Tensor) -> None:
+    """The timed operator gives the reference's result here (on some rows of a large weight)."""
+    rows = slice(0, 64)
+    part = DeltaBank(
+        in_features=bank.in_features,
+        sign_VPNB=bank.sign_VPNB[:, :, rows],
+        row_scale_VPN=bank.row_scale_VPN[:, :, rows].contiguous(),
+    )
+    fast = bitdelta_linear(x, weight, bank, variant)[:, rows].float()
+    slow = bitdelta_linear(x, weight[rows], part, variant, backend="reference").float()
+    ratio = float((fast - slow).square().mean().sqrt() / slow.square().mean().sqrt())
+    if not ratio <= 0.005:
+        raise SystemExit(f"the kernel is wrong here: RMS ratio {ratio:.4g} at {tuple(weight.shape)}, {len(x)} tokens")
+
+
+def bench_sign_pack(report: Report, seconds: float) -> None:
+    """Bytes of both weights per second, against a plain read of the same bytes."""
+    n, k = 8192, 4096
+    pairs = [(torch.randn(n, k).to(torch.bfloat16), torch.randn(n, k).to(torch.bfloat16)) for _ in range(3)]
+    moved = 2 * pairs[0][0].nbytes
+    # A sum over 64-bit words is the plainest pass over memory that torch offers.
+    views = [(a.view(torch.int64), b.view(torch.int64)) for a, b in pairs]
+    median = in_turn(
+        {
+            "read": lambda turn: (views[turn % 3][0].sum(), views[turn % 3][1].sum()),
+            "pack": lambda turn: sign_pack(*pairs[turn % 3]),
+        },
+        seconds,
+    )
+    report.line("sign_pack-N8192-K4096", moved / median["read"] / 1e9, "GB/s", "plain read (sum of 64-bit words)")
+    report.line("sign_pack-N8192-K4096", moved / median["pack"] / 1e9, "GB/s", "sign_pack")
+    share = median["read"] / median["pack"]
+    report.line("sign_pack-N8192-K4096", share, "ratio", "sign_pack / read bandwidth", 0.5, least=True)
+
+
+def main() -> None:
+    """Entry point. Exit status 0 whether or not the bounds hold: `holds` in the JSON lines says."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=80.0, help="time for all measurements together")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES), help="weight shapes NxK")
+    options = parser.parse_args()
+    if not load():
+        raise SystemExit("no C++ compiler here: there is no kernel to time")
+    torch.set_num_threads(options.threads)
+    report = Report(options.threads)
+    shapes = [tuple(int(side) for side in shape.split("x")) for shape in options.shapes.split(",")]
+    each_s = options.seconds / (len(shapes) * len(TOKENS) + 1)
+    with torch.inference_mode():
+        for n, k in shapes:
+            bench_linear(report, n, k, each_s)
+        bench_sign_pack(report, each_s)
+    print(f"{report.missed} bounds missed", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -184,6 +184,18 @@ def test_a_sweep_runs_one_variant_after_another(data_file, tmp_path):
     assert all((tmp_path / "outputs" / name / "delta").is_dir() for name in ("chat", "math"))
 
 
+@pytest.mark.alone
+def test_two_processes_train_one_run(data_file, tmp_path):
+    words = tiny(data_file, "trainer.strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
+    done = zen_train(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "outputs" / "chat"
+    assert json.loads((folder / "metrics.json").read_text())["results"]["steps"] == 6
+    steps = [line.split(",")[0] for line in (folder / "curves.csv").read_text().splitlines()[1:]]
+    assert steps == [str(step) for step in range(1, 7)]
+    assert done.stdout.count("loss per token") == 1
+
+
 @pytest.mark.parametrize(("word", "expected"), [("--variants", "botocore"), ("--help", "scale=full")])
 def test_the_helps_need_no_model(tmp_path, word, expected):
     done = zen_train(word, cwd=tmp_path)

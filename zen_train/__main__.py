@@ -44,7 +44,9 @@ def main(argv: list[str] | None = None) -> int:
 
         check_overrides(words)
         if not any(word.startswith("scale=") for word in words):
-            words.append(f"scale={_default_scale()}")
+            # Beside the other settings: argparse takes no positional argument after an option's value.
+            first = next(index for index, word in enumerate(words) if "=" in word and not word.startswith("-"))
+            words.insert(first, f"scale={_default_scale()}")
         return _with_hydra(words, console)
     except ZenTrainError as error:
         fail(error)

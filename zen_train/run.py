@@ -44,15 +44,14 @@ def run(config: RunConfig, *, console: Console) -> RunResults | None:
     leader = getattr(rank_zero_only, "rank", None) in (
         None,
         0,
-    )  # before Lightning knows: from the environment
+    )  # the launcher's variables; the Trainer comes later
     folder = RunFolder(Path(config.output_dir).expanduser().absolute())
     checkpoint = folder.resume_path(config.resume)
     if leader:
         folder.check_free(resume=checkpoint, overwrite=config.overwrite)
         _announce(config, console)
-    tracking = resolve_wandb(
-        config.logger.wandb, run_folder=folder.root
-    )  # before anything slow: it must never ask
+    # Before anything slow, and before the only moment at which W&B could ask.
+    tracking = resolve_wandb(config.logger.wandb, run_folder=folder.root)
     if leader:
         console.print(tracking.line(), style="dim", soft_wrap=True)
     L.seed_everything(config.seed, workers=True, verbose=False)

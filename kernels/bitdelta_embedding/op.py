@@ -6,7 +6,6 @@ is `bitdelta_linear` with the same table and bank.
 
 import torch
 from torch import Tensor
-
 from zen_train.kernels.bitdelta_linear.registration import check_values
 from zen_train.kernels.common import DeltaBank, choose_backend
 from zen_train.kernels.cpu import path_number
@@ -41,10 +40,14 @@ def bitdelta_embedding(
         )
     for name, index in (("ids", ids), ("variant", variant)):
         if index.dtype not in (torch.int32, torch.int64) or index.shape != ids.shape:
-            raise ValueError(f"{name} is {index.dtype} {tuple(index.shape)}; needed: int32 or int64 {tuple(ids.shape)}.")
+            raise ValueError(
+                f"{name} is {index.dtype} {tuple(index.shape)}; needed: int32 or int64 {tuple(ids.shape)}."
+            )
     for name, device in (("ids", ids.device), ("variant", variant.device), ("bank", bank.device)):
         if device != table_NK.device:
-            raise ValueError(f"{name} is on {device}; needed: {table_NK.device}, where table_NK is. Move it first.")
+            raise ValueError(
+                f"{name} is on {device}; needed: {table_NK.device}, where table_NK is. Move it first."
+            )
     chosen = choose_backend(backend, table_NK.device)
     ids_T, variant_T = ids.reshape(-1), variant.reshape(-1)
     scales = (bank.sign_VPNB, bank.row_scale_VPN, bank.col_scale_VPK)

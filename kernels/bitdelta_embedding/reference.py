@@ -5,7 +5,6 @@ Legend: T tokens, N rows of the table (the vocabulary), K columns, V variants, P
 
 import torch
 from torch import Tensor
-
 from zen_train.kernels.bitdelta_linear.reference import unpack_signs
 
 

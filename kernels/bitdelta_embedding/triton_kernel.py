@@ -1,3 +1,6 @@
+# Triton gives parameters their types at launch; Python annotations on them would be wrong.
+# ruff: noqa: ANN001, ANN201, SIM108
+# mypy: disallow-untyped-defs=false
 """Triton kernel of `bitdelta_embedding`: one program for each token and block of columns."""
 
 import triton

@@ -10,7 +10,13 @@ WARPS = 4
 
 
 def launch_embedding(
-    out: Tensor, ids: Tensor, variant: Tensor, table: Tensor, sign: Tensor, row_scale: Tensor, col_scale: Tensor | None
+    out: Tensor,
+    ids: Tensor,
+    variant: Tensor,
+    table: Tensor,
+    sign: Tensor,
+    row_scale: Tensor,
+    col_scale: Tensor | None,
 ) -> None:
     """Fill `out [T, K]`."""
     n, k = table.shape

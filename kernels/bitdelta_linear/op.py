@@ -8,7 +8,6 @@ It keeps no state and moves nothing between devices.
 
 import torch
 from torch import Tensor
-
 from zen_train.kernels.common import DeltaBank, choose_backend
 from zen_train.kernels.cpu import path_number
 
@@ -28,7 +27,9 @@ def _check(x: Tensor, bank: DeltaBank, variant: Tensor) -> None:
     if variant.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"variant is {variant.dtype}; allowed: int32, int64. Convert it first.")
     if variant.shape != x.shape[:-1]:
-        raise ValueError(f"variant has shape {tuple(variant.shape)}; needed: {tuple(x.shape[:-1])}, one per token.")
+        raise ValueError(
+            f"variant has shape {tuple(variant.shape)}; needed: {tuple(x.shape[:-1])}, one per token."
+        )
     for name, device in (("variant", variant.device), ("bank", bank.device)):
         if device != x.device:
             raise ValueError(f"{name} is on {device}; needed: {x.device}, where x is. Move it first.")
@@ -69,7 +70,8 @@ def bitdelta_linear(
         )
     if bias_N is not None and (bias_N.shape != (n,) or bias_N.dtype != x.dtype or bias_N.device != x.device):
         raise ValueError(
-            f"bias_N is {bias_N.dtype} {tuple(bias_N.shape)} on {bias_N.device}; needed: {x.dtype} {(n,)} on {x.device}."
+            f"bias_N is {bias_N.dtype} {tuple(bias_N.shape)} on {bias_N.device}; "
+            f"needed: {x.dtype} {(n,)} on {x.device}."
         )
     chosen = choose_backend(backend, x.device)
     x_TK, variant_T = x.reshape(-1, k), variant.reshape(-1)
@@ -110,7 +112,9 @@ def bitdelta_add_(y: Tensor, x: Tensor, bank: DeltaBank, variant: Tensor, *, bac
     try:
         y_TN = y.view(-1, n)
     except RuntimeError as error:
-        raise ValueError(f"y has strides {y.stride()}, which do not view as [T, {n}]; make it contiguous.") from error
+        raise ValueError(
+            f"y has strides {y.stride()}, which do not view as [T, {n}]; make it contiguous."
+        ) from error
     parts = (bank.sign_VPNB, bank.row_scale_VPN, bank.col_scale_VPK, variant_T)
     if chosen == "cpu":
         torch.ops.zen_train.cpu_add_(y_TN, x_TK, *parts, path_number(), FOLD_TOKENS)

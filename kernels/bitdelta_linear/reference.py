@@ -17,7 +17,9 @@ def unpack_signs(sign: Tensor, in_features: int) -> Tensor:
     return bits.flatten(-2)[..., :in_features].to(torch.float32) * 2 - 1
 
 
-def dense_delta(sign_PNB: Tensor, row_scale_PN: Tensor, col_scale_PK: Tensor | None, in_features: int) -> Tensor:
+def dense_delta(
+    sign_PNB: Tensor, row_scale_PN: Tensor, col_scale_PK: Tensor | None, in_features: int
+) -> Tensor:
     """The delta of one variant as float32 `[N, K]`: the sum over planes of row x column x sign."""
     plane_PNK = unpack_signs(sign_PNB, in_features) * row_scale_PN.unsqueeze(-1)
     if col_scale_PK is not None:

@@ -21,7 +21,9 @@ def check_values(sign: Tensor, row_scale: Tensor, col_scale: Tensor | None, vari
         raise ValueError(f"variant[{at}] is {int(variant[at])}; allowed: -1 (base) to {allowed}.")
     for name, scale in (("row_scale", row_scale), ("col_scale", col_scale)):
         if scale is not None and not bool(torch.isfinite(scale).all()):
-            raise ValueError(f"{name} holds a NaN or an infinity; allowed: finite values. Export that delta again.")
+            raise ValueError(
+                f"{name} holds a NaN or an infinity; allowed: finite values. Export that delta again."
+            )
 
 
 @torch.library.custom_op("zen_train::reference_linear", mutates_args=())

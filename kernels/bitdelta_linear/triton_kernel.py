@@ -1,10 +1,13 @@
+# Triton gives parameters their types at launch; Python annotations on them would be wrong.
+# ruff: noqa: ANN001, ANN201, SIM108
+# mypy: disallow-untyped-defs=false
 """Triton kernels of operator 1: `decode_kernel` for few tokens, `prefill_kernel` for many.
 
 Legend: T tokens, K inputs, N outputs, V variants, P sign planes, B = ceil(K / 8) bytes of a sign row.
 Both work on W @ x^T: weights are the M side of the tensor-core instruction, so few tokens waste nothing. Tokens come
 sorted by variant: `order_ptr` holds token numbers, `start_ptr` the first place of each of V + 2 groups (base, the V
-variants, indices out of range). Rows of the last group become NaN. Nothing here looks at values on the host. B is an argument, not
-computed from K, so that its divisibility by 16 is known and sign loads are wide.
+variants, indices out of range). Rows of the last group become NaN. Nothing here looks at values on the host. B is an
+argument, not computed from K, so that its divisibility by 16 is known and sign loads are wide.
 
 `decode_kernel` reads each W tile once for all tokens and, for each variant that occurs, its sign tile once; only the
 variant's own columns of x are fetched, so one accumulator serves all variants and the scale is applied once at the end.
@@ -83,7 +86,9 @@ def decode_kernel(
         for k0 in range(0, K, BLOCK_K):
             k = k0 + tl.arange(0, BLOCK_K)
             x = tl.load(
-                x_ptr + wide_token[None, :] * x_stride + k[:, None], mask=live[None, :] & (k[:, None] < K), other=0.0
+                x_ptr + wide_token[None, :] * x_stride + k[:, None],
+                mask=live[None, :] & (k[:, None] < K),
+                other=0.0,
             )
             w = tl.load(
                 w_ptr + wide_rows[:, None] * w_stride + k[None, :],
@@ -93,7 +98,7 @@ def decode_kernel(
             total = multiply(w, x, total, INTERPRETED)
     for p in tl.static_range(PLANES):
         sign_acc = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
-        for v in range(0, V):
+        for v in range(V):
             lo = tl.load(start_ptr + v + 1)
             hi = tl.load(start_ptr + v + 2)
             if hi > lo:
@@ -116,7 +121,9 @@ def decode_kernel(
             scale = tl.load(row_ptr + slot * PLANES + p)[None, :]
         else:
             scale = tl.load(
-                row_ptr + (slot[None, :] * PLANES + p) * N + wide_rows[:, None], mask=row_ok[:, None], other=0.0
+                row_ptr + (slot[None, :] * PLANES + p) * N + wide_rows[:, None],
+                mask=row_ok[:, None],
+                other=0.0,
             )
         total += tl.where((group >= 1)[None, :], sign_acc * scale, 0.0)
     if HAS_BIAS:

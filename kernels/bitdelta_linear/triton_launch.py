@@ -18,7 +18,9 @@ DECODE_TOKENS = 64
 
 
 def _config(block_n: int, block_k: int, warps: int, stages: int, **blocks: int) -> triton.Config:
-    return triton.Config({"BLOCK_N": block_n, "BLOCK_K": block_k, **blocks}, num_warps=warps, num_stages=stages)
+    return triton.Config(
+        {"BLOCK_N": block_n, "BLOCK_K": block_k, **blocks}, num_warps=warps, num_stages=stages
+    )
 
 
 # For each padded token count. No configuration spills on the architecture it is listed for (held by a test).

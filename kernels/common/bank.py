@@ -156,7 +156,9 @@ class DeltaBank:
             if part is None:
                 continue
             if name not in held:
-                raise ValueError(f"a value for {name} was given, but the bank has none. Create it with DeltaBank.zeros().")
+                raise ValueError(
+                    f"a value for {name} was given, but the bank has none. Create it with DeltaBank.zeros()."
+                )
             if tuple(part.shape) != tuple(held[name].shape[1:]):
                 raise ValueError(
                     f"the part for {name} has shape {tuple(part.shape)}; needed: {tuple(held[name].shape[1:])}."
@@ -181,7 +183,9 @@ class DeltaBank:
                 continue
             bad = (~torch.isfinite(tensor)).flatten(1).any(dim=1).nonzero().flatten().tolist()
             if bad:
-                raise ValueError(f"{name} of slot {bad[0]} holds a NaN or an infinity. Export that delta again.")
+                raise ValueError(
+                    f"{name} of slot {bad[0]} holds a NaN or an infinity. Export that delta again."
+                )
 
     def _tensors(self) -> dict[str, Tensor]:
         named = {

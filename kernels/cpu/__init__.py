@@ -26,5 +26,7 @@ def path_number() -> int:
     if not name:
         return -1
     if name not in PATHS:
-        raise ValueError(f"ZEN_TRAIN_CPU_PATH is {name!r}; allowed: {', '.join(PATHS)}. Unset it for the best one.")
+        raise ValueError(
+            f"ZEN_TRAIN_CPU_PATH is {name!r}; allowed: {', '.join(PATHS)}. Unset it for the best one."
+        )
     return PATHS.index(name)

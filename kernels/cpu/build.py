@@ -63,7 +63,9 @@ def _compile(target: Path) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
     try:
         print(
-            f"zen_train: building the CPU kernels once (under a minute) into {target}", file=sys.stderr, flush=True
+            f"zen_train: building the CPU kernels once (under a minute) into {target}",
+            file=sys.stderr,
+            flush=True,
         )
         started_s = time.monotonic()
         cpp_extension.load(

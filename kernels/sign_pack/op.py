@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
 from zen_train.kernels.common import choose_backend
 from zen_train.kernels.cpu import path_number
 
@@ -38,7 +37,9 @@ class PackedSigns:
     def concatenate(cls, parts: Sequence["PackedSigns"]) -> "PackedSigns":
         """Join consecutive slices of rows."""
         if not parts or len({part.in_features for part in parts}) != 1:
-            raise ValueError(f"parts have in_features {[part.in_features for part in parts]}; needed: one common value.")
+            raise ValueError(
+                f"parts have in_features {[part.in_features for part in parts]}; needed: one common value."
+            )
         return cls(
             in_features=parts[0].in_features,
             sign_NB=torch.cat([part.sign_NB for part in parts]),
@@ -53,7 +54,9 @@ class PackedSigns:
 
     def matrix_scale(self) -> Tensor:
         """float32 `[1]`: mean |D| of the matrix (the rule of arXiv 2402.10193)."""
-        return (self.abs_sum_N.sum() / (self.abs_sum_N.numel() * self.in_features)).to(torch.float32).reshape(1)
+        return (
+            (self.abs_sum_N.sum() / (self.abs_sum_N.numel() * self.in_features)).to(torch.float32).reshape(1)
+        )
 
     def squared_error(self, scale: Tensor) -> Tensor:
         """float64 `[N]`: `sum (D - scale S)^2 = sum D^2 - 2 scale sum |D| + K scale^2` of each row."""
@@ -89,7 +92,11 @@ def sign_pack(w1_NK: Tensor, w0_NK: Tensor | None = None, *, backend: str = "aut
         raise ValueError(f"w1_NK has shape {tuple(w1_NK.shape)}; needed: [N, K] with K >= 1.")
     if w1_NK.dtype not in DTYPES:
         raise ValueError(f"w1_NK is {w1_NK.dtype}; allowed: bfloat16, float16, float32. Convert it first.")
-    if w0_NK is not None and (w0_NK.shape, w0_NK.dtype, w0_NK.device) != (w1_NK.shape, w1_NK.dtype, w1_NK.device):
+    if w0_NK is not None and (w0_NK.shape, w0_NK.dtype, w0_NK.device) != (
+        w1_NK.shape,
+        w1_NK.dtype,
+        w1_NK.device,
+    ):
         raise ValueError(
             f"w0_NK is {w0_NK.dtype} {tuple(w0_NK.shape)} on {w0_NK.device}; "
             f"needed: {w1_NK.dtype} {tuple(w1_NK.shape)} on {w1_NK.device}, as w1_NK."
@@ -103,7 +110,9 @@ def sign_pack(w1_NK: Tensor, w0_NK: Tensor | None = None, *, backend: str = "aut
         sign, abs_sum, square_sum, zeros = registration.reference_sign_pack(w1_NK, w0_NK)
     if chosen != "cpu" and not bool(torch.isfinite(abs_sum).all()):
         row = int((~torch.isfinite(abs_sum)).nonzero()[0, 0])
-        raise ValueError(f"row {row} of w1 - w0 holds a NaN or an infinity; allowed: finite values. Check both weights.")
+        raise ValueError(
+            f"row {row} of w1 - w0 holds a NaN or an infinity; allowed: finite values. Check both weights."
+        )
     return PackedSigns(
         in_features=w1_NK.shape[1], sign_NB=sign, abs_sum_N=abs_sum, square_sum_N=square_sum, zeros_N=zeros
     )

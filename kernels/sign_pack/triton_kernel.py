@@ -1,3 +1,6 @@
+# Triton gives parameters their types at launch; Python annotations on them would be wrong.
+# ruff: noqa: ANN001, ANN201, SIM108
+# mypy: disallow-untyped-defs=false
 """Triton kernel of `sign_pack`: one program for each row, one pass over both matrices.
 
 Partial sums are float32 within a block of columns and float64 across blocks.

@@ -56,7 +56,9 @@ class Compiled:
         )
 
 
-def compile_one(kernel: triton.JITFunction, arch: int, config: triton.Config, extra: dict[str, int]) -> Compiled:
+def compile_one(
+    kernel: triton.JITFunction, arch: int, config: triton.Config, extra: dict[str, int]
+) -> Compiled:
     """Compile one configuration for `sm_<arch>` (80 or 90), bf16, base product fused in."""
     fixed = {
         "HAS_W": True,
@@ -87,7 +89,9 @@ def compile_one(kernel: triton.JITFunction, arch: int, config: triton.Config, ex
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
-        usage = subprocess.run([_TOOL, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        usage = subprocess.run(
+            [_TOOL, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
     numbers = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
     assert numbers is not None, usage
     ptx = built.asm["ptx"]
@@ -95,7 +99,9 @@ def compile_one(kernel: triton.JITFunction, arch: int, config: triton.Config, ex
     return Compiled(
         kernel=kernel.__name__,
         arch=arch,
-        blocks=" ".join(f"{key[6:]}{value}" for key, value in {**config.kwargs, **extra}.items() if "BLOCK" in key),
+        blocks=" ".join(
+            f"{key[6:]}{value}" for key, value in {**config.kwargs, **extra}.items() if "BLOCK" in key
+        ),
         warps=config.num_warps,
         registers=int(numbers[1]),
         stack_bytes=int(numbers[2]),

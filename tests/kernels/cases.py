@@ -105,7 +105,9 @@ class Inputs:
     variant: Tensor
 
 
-def build(case: Case, dtype: torch.dtype, *, integers: bool = False, seed: int = 0, device: str = "cpu") -> Inputs:
+def build(
+    case: Case, dtype: torch.dtype, *, integers: bool = False, seed: int = 0, device: str = "cpu"
+) -> Inputs:
     """Make the inputs. Integer inputs are small enough that every sum and every folded weight is exact."""
     g = torch.Generator().manual_seed(seed)
 
@@ -132,12 +134,16 @@ def build(case: Case, dtype: torch.dtype, *, integers: bool = False, seed: int =
             if integers
             else (torch.rand(case.planes, rows, generator=g) + 0.5) * unit
         )
-        col = torch.randint(1, 3, (case.planes, case.k), generator=g).float() if integers else torch.rand(
-            case.planes, case.k, generator=g
-        ) + 0.5
+        col = (
+            torch.randint(1, 3, (case.planes, case.k), generator=g).float()
+            if integers
+            else torch.rand(case.planes, case.k, generator=g) + 0.5
+        )
         bank.put(
             slot,
-            sign_PNB=torch.randint(0, 256, (case.planes, case.n, (case.k + 7) // 8), generator=g, dtype=torch.uint8),
+            sign_PNB=torch.randint(
+                0, 256, (case.planes, case.n, (case.k + 7) // 8), generator=g, dtype=torch.uint8
+            ),
             row_scale_PN=scale,
             col_scale_PK=col if case.scale == "row_col" else None,
             left_NR=normal(case.n, case.rank, std=0.1) if case.rank else None,
@@ -173,7 +179,9 @@ def exact_result(inputs: Inputs) -> tuple[Tensor, Tensor]:
     own = torch.nn.functional.linear(inputs.x, inputs.weight)
     for slot in range(bank.variants):
         col = None if bank.col_scale_VPK is None else bank.col_scale_VPK[slot]
-        merged = w64 + dense_delta(bank.sign_VPNB[slot], bank.row_scale_VPN[slot], col, bank.in_features).double()
+        merged = (
+            w64 + dense_delta(bank.sign_VPNB[slot], bank.row_scale_VPN[slot], col, bank.in_features).double()
+        )
         if bank.left_VNR is not None and bank.right_VRK is not None:
             merged = merged + bank.left_VNR[slot].double() @ bank.right_VRK[slot].double()
         mine = (inputs.variant == slot).unsqueeze(1)
@@ -211,7 +219,10 @@ def judge(result: Tensor, inputs: Inputs) -> Outcome:
         return float((value.double() - truth).square().mean().sqrt()) / size
 
     return Outcome(
-        error=rms(result), own=rms(own), dtype=inputs.x.dtype, bitwise=torch.equal(result, truth.to(result.dtype))
+        error=rms(result),
+        own=rms(own),
+        dtype=inputs.x.dtype,
+        bitwise=torch.equal(result, truth.to(result.dtype)),
     )
 
 

@@ -15,7 +15,13 @@ BACKENDS = ["reference", "cpu"] if load() else ["reference"]
 
 def call(backend="reference", **changes):
     inputs = build(CASE, torch.float32)
-    arguments = {"x": inputs.x, "weight": inputs.weight, "bank": inputs.bank, "variant": inputs.variant, "bias": None}
+    arguments = {
+        "x": inputs.x,
+        "weight": inputs.weight,
+        "bank": inputs.bank,
+        "variant": inputs.variant,
+        "bias": None,
+    }
     arguments.update(changes)
     return bitdelta_linear(
         arguments["x"],
@@ -63,7 +69,7 @@ def test_a_variant_out_of_range_is_refused_and_never_read(backend, index):
 def test_a_scale_that_is_not_finite_is_refused(backend, value):
     inputs = build(CASE, torch.float32)
     inputs.bank.row_scale_VPN[1, 0, 4] = value
-    with pytest.raises(ValueError, match="row_scale.*NaN or an infinity"):
+    with pytest.raises(ValueError, match=r"row_scale.*NaN or an infinity"):
         call(backend, bank=inputs.bank, variant=torch.tensor([1, 1, 0, -1]))
     with pytest.raises(ValueError, match="row_scale_VPN of slot 1"):
         inputs.bank.check_values()
@@ -125,4 +131,6 @@ def test_sign_pack_refuses_two_shapes():
 def test_embedding_refuses_an_id_out_of_range(backend):
     bank = DeltaBank.zeros(variants=1, out_features=5, in_features=8)
     with pytest.raises(ValueError, match=r"ids\[1\] is 5; allowed: 0 to 4"):
-        bitdelta_embedding(torch.tensor([0, 5]), torch.zeros(5, 8), bank, torch.tensor([0, 0]), backend=backend)
+        bitdelta_embedding(
+            torch.tensor([0, 5]), torch.zeros(5, 8), bank, torch.tensor([0, 0]), backend=backend
+        )

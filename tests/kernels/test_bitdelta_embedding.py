@@ -41,6 +41,10 @@ def test_rows_are_those_of_the_merged_table(backend, dtype, scale):
 def test_shape_of_the_ids_is_kept(backend):
     inputs = build(Case(m=6, n=12, k=16, mix="uniform"), torch.float32)
     out = bitdelta_embedding(
-        torch.zeros(2, 3, dtype=torch.int32), inputs.weight, inputs.bank, inputs.variant.view(2, 3), backend=backend
+        torch.zeros(2, 3, dtype=torch.int32),
+        inputs.weight,
+        inputs.bank,
+        inputs.variant.view(2, 3),
+        backend=backend,
     )
     assert out.shape == (2, 3, 16)

@@ -128,7 +128,9 @@ def test_the_checks_above_can_see_a_mutation(backend, mutation):
     inputs = build(Case(m=14, n=40, k=67, mix="uniform"), torch.bfloat16, integers=True)
     assert judge(run_linear(inputs, backend), inputs).bitwise
     broken = DeltaBank(
-        in_features=67, sign_VPNB=inputs.bank.sign_VPNB.clone(), row_scale_VPN=inputs.bank.row_scale_VPN.clone()
+        in_features=67,
+        sign_VPNB=inputs.bank.sign_VPNB.clone(),
+        row_scale_VPN=inputs.bank.row_scale_VPN.clone(),
     )
     MUTATIONS[mutation](broken)
     assert not judge(run_linear(inputs, backend, broken), inputs).bitwise

@@ -47,7 +47,9 @@ def test_padding_bits_are_zero(backend):
 def test_rows_can_be_streamed(backend):
     w1, w0 = pair(9, 40, torch.bfloat16)
     whole = sign_pack(w1, w0, backend=backend)
-    parts = PackedSigns.concatenate([sign_pack(w1[i : i + 4], w0[i : i + 4], backend=backend) for i in (0, 4, 8)])
+    parts = PackedSigns.concatenate(
+        [sign_pack(w1[i : i + 4], w0[i : i + 4], backend=backend) for i in (0, 4, 8)]
+    )
     assert torch.equal(whole.sign_NB, parts.sign_NB)
     assert torch.equal(whole.abs_sum_N, parts.abs_sum_N)
 

@@ -48,7 +48,12 @@ def test_compiled_layer_is_one_graph_and_gives_the_same(backend):
     inputs, _ = arguments()
 
     def layer(x: torch.Tensor) -> torch.Tensor:
-        return bitdelta_linear(x, inputs.weight, inputs.bank, inputs.variant, bias_N=inputs.bias, backend=backend) * 2
+        return (
+            bitdelta_linear(
+                x, inputs.weight, inputs.bank, inputs.variant, bias_N=inputs.bias, backend=backend
+            )
+            * 2
+        )
 
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(inputs.x), run_linear(inputs, backend) * 2)

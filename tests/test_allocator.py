@@ -1,4 +1,4 @@
-"""Freed memory stays with the process."""
+"""Freed memory stays with the process: tensors of many sizes, as a step of training allocates and frees them."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from zen_train.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def use():
-    torch.ones(32, 1 << 20).sum()
+    return [torch.ones(n << 18) for n in range(1, 33)] and None
 use()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(5):

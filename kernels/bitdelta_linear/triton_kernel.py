@@ -1,5 +1,5 @@
 # Triton gives parameters their types at launch; Python annotations on them would be wrong.
-# ruff: noqa: ANN001, ANN201, SIM108
+# ruff: noqa: ANN001, ANN201
 # mypy: disallow-untyped-defs=false
 """Triton kernels of operator 1: `decode_kernel` for few tokens, `prefill_kernel` for many.
 

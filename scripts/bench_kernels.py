@@ -6,6 +6,7 @@ of enough copies). The value is the ratio of the 20 % quantiles, because what di
 time; p20, p50 and p80 of every call are printed beside. JSON lines go to stdout, the table to stderr.
 
     python scripts/bench_kernels.py [--seconds 100] [--threads 2] [--shapes 576x576,2048x2048]
+    python scripts/bench_kernels.py --threads 1 --clock thread     # on a busy machine: processor time of one thread
 """
 
 import argparse
@@ -29,7 +30,9 @@ TOKENS = (1, 4, 14, 64, 512)
 VARIANTS = 14
 COLD_BYTES = 700 * 2**20
 COLD_SIGN_BYTES = 300 * 2**20
+MOST_COPIES = 1200
 WARM_UP_CALLS = 2
+CLOCKS = {"wall": time.perf_counter, "thread": time.thread_time}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,7 @@ def bounds_of(tokens: int) -> list[Bound]:
 class Report:
     """Prints the table and the JSON lines."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, clock: str) -> None:
         self.missed = 0
         # A container may show a repository without its history, so the commit may be unknown.
         commit = subprocess.run(
@@ -72,7 +75,7 @@ class Report:
         self.common = {
             "commit": commit.stdout.strip() or "unknown",
             "versions": {"torch": torch.__version__, "python": platform.python_version()},
-            "device": f"{_processor()}, {threads} threads, {PATHS[_path()]}",
+            "device": f"{_processor()}, {threads} threads, {PATHS[_path()]}, {clock} clock",
         }
 
     def line(
@@ -121,11 +124,19 @@ def _path() -> int:
     return forced if forced >= 0 else int(torch.ops.zen_train.cpu_best_path())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How long one set of calls is timed, and by which clock."""
+
+    seconds: float
+    clock: Callable[[], float]
+
+
 Quantiles = tuple[float, float, float]
 
 
 def in_turn(
-    calls: dict[str, Callable[[int], object]], seconds: float, least_rounds: int = 8
+    calls: dict[str, Callable[[int], object]], plan: Plan, least_rounds: int = 8
 ) -> dict[str, Quantiles]:
     """20, 50 and 80 % quantile of the seconds of each call. Every round times each call once, on the next weights."""
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -133,24 +144,24 @@ def in_turn(
     started = time.perf_counter()
     while (
         len(times[next(iter(calls))]) < least_rounds + WARM_UP_CALLS
-        or time.perf_counter() - started < seconds
+        or time.perf_counter() - started < plan.seconds
     ):
         for name, call in calls.items():
             turn += 1
-            before = time.perf_counter()
+            before = plan.clock()
             call(turn)
-            times[name].append(time.perf_counter() - before)
+            times[name].append(plan.clock() - before)
     cuts = {name: statistics.quantiles(values[WARM_UP_CALLS:], n=5) for name, values in times.items()}
     return {
         name: (cut[0], statistics.median(times[name][WARM_UP_CALLS:]), cut[3]) for name, cut in cuts.items()
     }
 
 
-def bench_linear(report: Report, n: int, k: int, seconds: float) -> None:
+def bench_linear(report: Report, n: int, k: int, plan: Plan) -> None:
     """All token counts of one weight shape."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(n, k, generator=generator).to(torch.bfloat16)
-    copies = [weight.clone() for _ in range(max(2, COLD_BYTES // weight.nbytes))]
+    copies = [weight.clone() for _ in range(max(2, min(MOST_COPIES, COLD_BYTES // weight.nbytes)))]
     sign_bytes = VARIANTS * n * k // 8
     banks = []
     for _ in range(max(2, min(len(copies), COLD_SIGN_BYTES // sign_bytes))):
@@ -179,7 +190,7 @@ def bench_linear(report: Report, n: int, k: int, seconds: float) -> None:
         }
         if tokens == VARIANTS:
             calls["many"] = own(torch.arange(VARIANTS))
-        taken = in_turn(calls, seconds)
+        taken = in_turn(calls, plan)
         case = f"N{n}-K{k}-M{tokens}"
         for bound in bounds_of(tokens):
             report.line(case, taken[bound.over][0] / taken[bound.under][0], "ratio", bound.name, bound.most)
@@ -206,11 +217,11 @@ def check(x: torch.Tensor, weight: torch.Tensor, bank: DeltaBank, variant: torch
         )
 
 
-def bench_sign_pack(report: Report, seconds: float) -> None:
+def bench_sign_pack(report: Report, n: int, k: int, plan: Plan) -> None:
     """Bytes of both weights per second, against a plain read of the same bytes."""
-    n, k = 8192, 4096
     pairs = [(torch.randn(n, k).to(torch.bfloat16), torch.randn(n, k).to(torch.bfloat16)) for _ in range(3)]
     moved = 2 * pairs[0][0].nbytes
+    case = f"sign_pack-N{n}-K{k}"
     # A sum over 64-bit words is the plainest pass over memory that torch offers.
     views = [(a.view(torch.int64), b.view(torch.int64)) for a, b in pairs]
     taken = in_turn(
@@ -218,14 +229,12 @@ def bench_sign_pack(report: Report, seconds: float) -> None:
             "read": lambda turn: (views[turn % 3][0].sum(), views[turn % 3][1].sum()),
             "pack": lambda turn: sign_pack(*pairs[turn % 3]),
         },
-        seconds,
+        plan,
     )
-    report.line(
-        "sign_pack-N8192-K4096", moved / taken["read"][0] / 1e9, "GB/s", "plain read (sum of 64-bit words)"
-    )
-    report.line("sign_pack-N8192-K4096", moved / taken["pack"][0] / 1e9, "GB/s", "sign_pack")
+    report.line(case, moved / taken["read"][0] / 1e9, "GB/s", "plain read (sum of 64-bit words)")
+    report.line(case, moved / taken["pack"][0] / 1e9, "GB/s", "sign_pack")
     share = taken["read"][0] / taken["pack"][0]
-    report.line("sign_pack-N8192-K4096", share, "ratio", "sign_pack / read bandwidth", 0.5, least=True)
+    report.line(case, share, "ratio", "sign_pack / read bandwidth", 0.5, least=True)
 
 
 def main() -> None:
@@ -233,18 +242,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=80.0, help="time for all measurements together")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--clock", choices=sorted(CLOCKS), default="wall", help="thread: with --threads 1 only"
+    )
     parser.add_argument("--shapes", default=",".join(f"{n}x{k}" for n, k in SHAPES), help="weight shapes NxK")
     options = parser.parse_args()
+    if options.clock == "thread" and options.threads != 1:
+        parser.error(f"--clock thread sees one thread only; --threads is {options.threads}, allowed: 1")
     if not load():
         raise SystemExit("no C++ compiler here: there is no kernel to time")
     torch.set_num_threads(options.threads)
-    report = Report(options.threads)
+    report = Report(options.threads, options.clock)
     shapes = [tuple(int(side) for side in shape.split("x")) for shape in options.shapes.split(",")]
-    each_s = options.seconds / (len(shapes) * len(TOKENS) + 1)
+    plan = Plan(seconds=options.seconds / (len(shapes) * len(TOKENS) + 1), clock=CLOCKS[options.clock])
     with torch.inference_mode():
         for n, k in shapes:
-            bench_linear(report, n, k, each_s)
-        bench_sign_pack(report, each_s)
+            bench_linear(report, n, k, plan)
+        n, k = max(shapes, key=lambda shape: shape[0] * shape[1])
+        bench_sign_pack(report, n, k, plan)
     print(f"{report.missed} bounds missed", file=sys.stderr)
 
 

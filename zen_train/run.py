@@ -16,7 +16,6 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 
-from zen_train.allocator import keep_freed_memory
 from zen_train.base import prepare_base
 from zen_train.config import RunConfig
 from zen_train.data.load import data_module
@@ -42,8 +41,6 @@ def run(config: RunConfig, *, console: Console) -> RunResults | None:
     started = time.perf_counter()
     _quiet_libraries()
     check_sense(config)
-    if not torch.cuda.is_available():
-        keep_freed_memory()
     leader = getattr(rank_zero_only, "rank", None) in (
         None,
         0,

@@ -708,16 +708,11 @@ void amx_linear(const Problem& p, int64_t fold_tokens, int workers) {
   std::vector<std::unique_ptr<Fold>> folds;
   for (const Group& g : p.groups)
     if (g.count >= fold_tokens && !untouched(p, g)) folds.push_back(std::make_unique<Fold>(p, g));
-  if (!folds.empty()) {
-    std::vector<std::pair<const Fold*, int64_t>> jobs;
-    for (const auto& fold : folds)
-      for (int64_t tile = 0; tile < fold->tiles; ++tile) jobs.emplace_back(fold.get(), tile);
-    Pieces pieces{int64_t(jobs.size())};
-    auto pack = [&](int) {
-      for (int64_t i = pieces.next(); i >= 0; i = pieces.next()) jobs[size_t(i)].first->pack_tile(jobs[size_t(i)].second);
-    };
-    run_workers(workers, pack);
-  }
+  std::vector<std::pair<const Fold*, int64_t>> pack_jobs;
+  for (const auto& fold : folds)
+    for (int64_t tile = 0; tile < fold->tiles; ++tile) pack_jobs.emplace_back(fold.get(), tile);
+  Pieces pack_pieces{int64_t(pack_jobs.size())};
+  Done packed{int64_t(pack_jobs.size())};
   const int64_t span = fold_span(p.k);
   int64_t fold_rows = std::clamp<int64_t>(kFoldBytes / (span * 2) / 32 * 32, 32, 512);
   fold_rows = std::min(fold_rows, std::max<int64_t>(32, round_up((p.n + 2 * workers - 1) / (2 * workers), 32)));
@@ -731,6 +726,10 @@ void amx_linear(const Problem& p, int64_t fold_tokens, int workers) {
   Pieces few_pieces{few.slots.empty() ? 0 : (p.n + few_rows - 1) / few_rows};
   Pieces fold_pieces{int64_t(folds.size()) * fold_blocks};
   auto body = [&](int) {
+    for (int64_t i = pack_pieces.next(); i >= 0; i = pack_pieces.next()) {
+      pack_jobs[size_t(i)].first->pack_tile(pack_jobs[size_t(i)].second);
+      packed.add_one();
+    }
     Buffer scratch(16 * kTileBytes);
     if (!few.slots.empty()) {
       Buffer acc(int64_t(few.slots.size()) * few_rows * 4);
@@ -747,6 +746,7 @@ void amx_linear(const Problem& p, int64_t fold_tokens, int workers) {
       int64_t most = 0;
       for (const auto& fold : folds) most = std::max(most, std::min(round_up(fold->tiles, 2), kFoldTokens / 16));
       Buffer folded(fold_rows * span * 2), c(most * (fold_rows / 16) * kTileBytes);
+      packed.wait();
       use_full_tiles();
       for (int64_t piece = fold_pieces.next(); piece >= 0; piece = fold_pieces.next()) {
         const int64_t n0 = piece % fold_blocks * fold_rows;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <thread>
 
 namespace zt {
 
@@ -25,6 +26,21 @@ class Pieces {
 
  private:
   std::atomic<int64_t> taken_{0};
+  const int64_t count_;
+};
+
+// Waits until `count` pieces are done. Workers finish what they took before they wait, so a worker that the operating
+// system has not started holds nobody up; a second parallel region would wait for it.
+class Done {
+ public:
+  explicit Done(int64_t count) : count_(count) {}
+  void add_one() { done_.fetch_add(1, std::memory_order_release); }
+  void wait() const {
+    while (done_.load(std::memory_order_acquire) < count_) std::this_thread::yield();
+  }
+
+ private:
+  std::atomic<int64_t> done_{0};
   const int64_t count_;
 };
 

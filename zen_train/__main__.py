@@ -45,7 +45,9 @@ def main(argv: list[str] | None = None) -> int:
         check_overrides(words)
         if not any(word.startswith("scale=") for word in words):
             # Beside the other settings: argparse takes no positional argument after an option's value.
-            first = next(index for index, word in enumerate(words) if "=" in word and not word.startswith("-"))
+            first = next(
+                index for index, word in enumerate(words) if "=" in word and not word.startswith("-")
+            )
             words.insert(first, f"scale={_default_scale()}")
         return _with_hydra(words, console)
     except ZenTrainError as error:

@@ -70,7 +70,9 @@ class Evaluator:
         if self.sample_tokens == 0 or any(isinstance(p, DTensor) for p in model.parameters()):
             return ""
         text = prompt_text(self.prompt, self.tokenizer)
-        ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids.to(self.module.device)
+        ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids.to(
+            self.module.device
+        )
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from zen_train.data.table import variant_configs
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "scripts" / "results"
 
@@ -58,17 +60,11 @@ def quick() -> str:
 
 def variants() -> str:
     """What each variant is trained on."""
-    from omegaconf import OmegaConf
-
     rows = []
-    for path in sorted((ROOT / "conf" / "variant").glob("*.yaml")):
-        variant = OmegaConf.to_container(OmegaConf.load(path))["variant"]
-        sources = ", ".join(f"{s['package']} {s['version']} ({s['licence']})" for s in variant["sources"])
+    for variant in variant_configs().values():
+        found = [f"{source.package} {source.version} ({source.licence})" for source in variant.sources]
         rows.append(
-            [
-                f"`{variant['name']}`",
-                sources if len(variant["sources"]) <= 4 else "a mixture of all the others",
-            ]
+            [f"`{variant.name}`", ", ".join(found) if len(found) <= 4 else "a mixture of all the others"]
         )
     return table(["variant", "sources"], rows).replace("---:", "---")
 

@@ -1,7 +1,7 @@
 """The two entry points of operator 1 under one dispatcher: `bitdelta_linear` and `bitdelta_add_`.
 
-Contract: arguments are checked once here (names, shapes, dtypes, devices); values that a kernel uses as an index or a
-scale are checked by the CPU kernels too. On a GPU a value check would stop the device, so an index out of range
+Contract: arguments are checked once (names, shapes, dtypes, devices): by the C++ operator where it runs, because a small
+layer's call takes microseconds, and here otherwise. The C++ operator also checks the values it uses as an index or a scale. On a GPU a value check would stop the device, so an index out of range
 yields NaN rows there and never reads out of bounds; `DeltaBank.check_values()` is for the loader.
 It keeps no state and moves nothing between devices.
 """
@@ -61,6 +61,19 @@ def bitdelta_linear(
         ValueError: a shape, dtype, device or backend that does not fit; on CPU also an index out of range or a scale
             that is not finite.
     """
+    chosen = choose_backend(backend, x.device)
+    if chosen == "cpu" and bank.left_VNR is None and x.dim() == 2 and x.shape[1] == bank.in_features:
+        return torch.ops.zen_train.cpu_linear.default(
+            x,
+            weight_NK,
+            bias_N,
+            bank.sign_VPNB,
+            bank.row_scale_VPN,
+            bank.col_scale_VPK,
+            variant,
+            path_number(),
+            FOLD_TOKENS,
+        )
     _check(x, bank, variant)
     n, k = bank.out_features, bank.in_features
     if weight_NK.shape != (n, k) or weight_NK.dtype != x.dtype or weight_NK.device != x.device:
@@ -73,7 +86,6 @@ def bitdelta_linear(
             f"bias_N is {bias_N.dtype} {tuple(bias_N.shape)} on {bias_N.device}; "
             f"needed: {x.dtype} {(n,)} on {x.device}."
         )
-    chosen = choose_backend(backend, x.device)
     x_TK, variant_T = x.reshape(-1, k), variant.reshape(-1)
     parts = (bank.sign_VPNB, bank.row_scale_VPN, bank.col_scale_VPK, variant_T)
     if chosen == "cpu":

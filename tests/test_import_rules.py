@@ -1,6 +1,8 @@
 """Who may import whom, and that the installed package is complete (design/architecture.md)."""
 
 import ast
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -69,6 +71,16 @@ def test_the_roots_of_kernels_and_serve_are_no_packages():
     """A package called kernels in the working folder would shadow the one that transformers imports."""
     assert not (ROOT / "kernels" / "__init__.py").exists()
     assert not (ROOT / "serve" / "__init__.py").exists()
+
+
+def test_the_editable_install_finds_every_listed_package_from_any_folder(tmp_path):
+    """kernels/ has no __init__.py, and setuptools' editable finder passes over such a folder inside a package."""
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    script = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script, *setup["packages"]], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_nothing_is_loaded_by_pickle():

@@ -1,8 +1,9 @@
 """The two entry points of operator 1 under one dispatcher: `bitdelta_linear` and `bitdelta_add_`.
 
-Contract: arguments are checked once (names, shapes, dtypes, devices): by the C++ operator where it runs, because a small
-layer's call takes microseconds, and here otherwise. The C++ operator also checks the values it uses as an index or a scale. On a GPU a value check would stop the device, so an index out of range
-yields NaN rows there and never reads out of bounds; `DeltaBank.check_values()` is for the loader.
+Contract: arguments are checked once (names, shapes, dtypes, devices): by the C++ operator where it runs, because a
+call of a small layer takes microseconds, and here otherwise. The C++ operator also checks the values that it uses as an
+index or a scale. On a GPU a value check would stop the device, so an index out of range yields NaN rows there and never
+reads out of bounds; `DeltaBank.check_values()` is for the loader.
 It keeps no state and moves nothing between devices.
 """
 

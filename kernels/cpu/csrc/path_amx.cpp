@@ -57,10 +57,10 @@ struct SignUnit {
 struct Prefetcher {
   const uint8_t* at = nullptr;
   int64_t lines = 0, per_step = 0;
-  void aim(const void* from, int64_t bytes, int64_t steps, int64_t most_lines = kMostLines) {
+  void aim(const void* from, int64_t bytes, int64_t steps) {
     at = static_cast<const uint8_t*>(from);
     lines = from ? (bytes + 63) / 64 : 0;
-    per_step = std::min(most_lines, (lines + steps - 1) / std::max<int64_t>(steps, 1));
+    per_step = std::min(kMostLines, (lines + steps - 1) / std::max<int64_t>(steps, 1));
   }
   void step() {
     const int64_t now = std::min(lines, per_step);
@@ -481,7 +481,7 @@ void Few::piece(int64_t n0, int64_t rows, int64_t next_n0, int64_t next_rows, fl
     if (w && units.empty()) {  // with units, the weights of the next piece are fetched beside the sign products
       const int64_t then = b + 1 == blocks ? next_n0 : at + kBlockRows;
       const int64_t then_rows = std::min(kBlockRows, b + 1 == blocks ? next_rows : n0 + rows - then);
-      weights.aim(then_rows > 0 ? w + then * p.w_ld * item : nullptr, then_rows * p.w_ld * item, steps, kBlockRows);
+      weights.aim(then_rows > 0 ? w + then * p.w_ld * item : nullptr, then_rows * p.w_ld * item, steps);
     }
     if (tiled_base) {
       base(at, live, block_acc(acc, b), scratch, weights);
@@ -557,48 +557,71 @@ struct Fold {
   void finish(int64_t n0, int64_t rows, int64_t tile, const float* c, int64_t row_tiles) const;
 };
 
+// 32 weights as two float vectors (even and odd columns), and back with one rounding.
+inline void split_bf16(__m512i row, __m512& even, __m512& odd) {
+  even = _mm512_castsi512_ps(_mm512_slli_epi32(row, 16));
+  odd = _mm512_castsi512_ps(_mm512_and_si512(row, _mm512_set1_epi32(int(0xffff0000u))));
+}
+inline __m512i join_bf16(__m512 even, __m512 odd) {
+  const __m512i weave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(weave, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+}
+// value + step where the bit is set, value - step where it is clear.
+inline __m512 add_signed(__m512 value, __m512 step, uint32_t set) {
+  return _mm512_mask_add_ps(_mm512_sub_ps(value, step), __mmask16(set), value, step);
+}
+
 // Columns k0 .. k1 of row n as rows of tiles 1 KiB apart. W + alpha S is formed in float32 and rounded once.
 void Fold::fold_row(int64_t n, int64_t k0, int64_t k1, uint8_t* out) const {
   const auto* w = p.w ? static_cast<const uint16_t*>(p.w) + n * p.w_ld : nullptr;
   const Bank& bank = p.bank;
-  const __m512i high = _mm512_set1_epi32(int(0xffff0000u));
-  const __m512i weave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  int64_t k = k0;
+  if (w && group.variant >= 0 && bank.planes == 1 && !bank.col) {  // the common case, whole tiles only
+    const uint8_t* sign = bank.sign_row(group.variant, 0, n);
+    const __m512 scale = _mm512_set1_ps(bank.row_scale(group.variant, 0, n));
+    const int64_t whole = std::min(k1, p.k / kBf16Step * kBf16Step);
+    for (; k < whole; k += kBf16Step, out += kTileBytes) {
+      _mm_prefetch(reinterpret_cast<const char*>(w + k + 4 * p.w_ld), _MM_HINT_T0);  // the rows folded next
+      uint32_t set;
+      std::memcpy(&set, sign + k / 8, 4);
+      __m512 even, odd;
+      split_bf16(_mm512_loadu_si512(w + k), even, odd);
+      even = add_signed(even, scale, _pext_u32(set, 0x55555555u));
+      odd = add_signed(odd, scale, _pext_u32(set, 0xaaaaaaaau));
+      _mm512_store_si512(out, join_bf16(even, odd));
+    }
+  }
   const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  for (int64_t k = k0; k < k1; k += kBf16Step, out += kTileBytes) {
+  const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
+  for (; k < k1; k += kBf16Step, out += kTileBytes) {
     const __mmask32 live = columns_mask(p.k - k);
     __m512i row = _mm512_setzero_si512();  // without a base product the delta alone is folded
     if (w) {
       row = _mm512_maskz_loadu_epi16(live, w + k);
-      _mm_prefetch(reinterpret_cast<const char*>(w + k + 4 * p.w_ld), _MM_HINT_T0);  // the rows folded next
+      _mm_prefetch(reinterpret_cast<const char*>(w + k + 4 * p.w_ld), _MM_HINT_T0);
     }
     if (group.variant < 0) {
       _mm512_store_si512(out, row);
       continue;
     }
-    __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(row, 16));
-    __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(row, high));
+    __m512 even, odd;
+    split_bf16(row, even, odd);
     for (int64_t plane = 0; plane < bank.planes; ++plane) {
       const uint8_t* sign = bank.sign_row(group.variant, plane, n) + k / 8;
-      uint32_t set = 0;
-      if (bank.row_bytes - k / 8 >= 4)
-        std::memcpy(&set, sign, 4);
-      else
-        std::memcpy(&set, sign, size_t(bank.row_bytes - k / 8));
+      const uint32_t set = uint32_t(load_bits(sign, std::min<int64_t>(4, bank.row_bytes - k / 8)));
       const __m512 scale = _mm512_set1_ps(bank.row_scale(group.variant, plane, n));
       __m512 step_even = scale, step_odd = scale;
       if (const float* col = bank.col_scale(group.variant, plane)) {
         const __m512 c0 = _mm512_maskz_loadu_ps(__mmask16(live), col + k);
         const __m512 c1 = _mm512_maskz_loadu_ps(__mmask16(live >> 16), col + k + 16);
         step_even = _mm512_mul_ps(scale, _mm512_permutex2var_ps(c0, evens, c1));
-        step_odd = _mm512_mul_ps(scale, _mm512_permutex2var_ps(c0, _mm512_add_epi32(evens, _mm512_set1_epi32(1)), c1));
+        step_odd = _mm512_mul_ps(scale, _mm512_permutex2var_ps(c0, odds, c1));
       }
-      const __mmask16 set_even = __mmask16(_pext_u32(set, 0x55555555u)), set_odd = __mmask16(_pext_u32(set, 0xaaaaaaaau));
-      even = _mm512_mask_sub_ps(_mm512_add_ps(even, step_even), __mmask16(~set_even), even, step_even);
-      odd = _mm512_mask_sub_ps(_mm512_add_ps(odd, step_odd), __mmask16(~set_odd), odd, step_odd);
+      even = add_signed(even, step_even, _pext_u32(set, 0x55555555u));
+      odd = add_signed(odd, step_odd, _pext_u32(set, 0xaaaaaaaau));
     }
-    const __m512i packed = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
-    _mm512_store_si512(out, _mm512_permutexvar_epi16(weave, packed));
+    _mm512_store_si512(out, join_bf16(even, odd));
   }
 }
 

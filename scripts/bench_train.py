@@ -13,9 +13,7 @@ import hashlib
 import shutil
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +212,7 @@ def _fine_tuned(weight: torch.Tensor, *, seed: int) -> torch.Tensor:
 
 
 def export(figures: Figures, base: Base, folder: Path) -> None:
-    """Export and verify from files, against reading and hashing both models."""
+    """Export and verify from files, against reading and hashing both models. Memory: tests/delta/test_memory.py."""
     tuned = folder / "tuned"
     shutil.copytree(base.folder, tuned)
     source = base.source()
@@ -238,12 +236,10 @@ def export(figures: Figures, base: Base, folder: Path) -> None:
         )
 
     hashing = median(timed(lambda: [_sha256(base.folder), _sha256(tuned)], repeats=5))
-    peak: list[float] = []
-    writing = timed(lambda: peak.append(_peak_anonymous_bytes(write)), repeats=5)
+    writing = timed(write, repeats=5)
     verifying = timed(
         lambda: verify_artifact(delta, base=base.source(), tuned=FolderSource(tuned)), repeats=3
     )
-    largest = max(4 * source.get(name).numel() for name in source.names())
     figures.add("read and sha256 both models", hashing, "s")
     figures.add("export", median(writing), "s", spread=spread(writing))
     ratio = [seconds / hashing for seconds in writing]
@@ -254,12 +250,6 @@ def export(figures: Figures, base: Base, folder: Path) -> None:
         bound=2.0,
         against="read and sha256",
         spread=spread(ratio),
-    )
-    figures.add(
-        "export, peak memory beyond the start",
-        median(peak) / 1e6,
-        "MB",
-        against=f"largest tensor {largest / 1e6:.0f} MB in float32",
     )
     figures.add(
         "verify what was written, errors recomputed", median(verifying), "s", spread=spread(verifying)
@@ -273,31 +263,6 @@ def _sha256(folder: Path) -> str:
             while block := file.read(1 << 24):
                 digest.update(block)
     return digest.hexdigest()
-
-
-def _peak_anonymous_bytes(work: Callable[[], None]) -> float:
-    """Most anonymous memory during `work` beyond what there was before; mapped files do not count."""
-    before, peak, done = _anonymous_bytes(), [0.0], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.005):
-            peak[0] = max(peak[0], _anonymous_bytes() - before)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        work()
-    finally:
-        done.set()
-        watcher.join()
-    return peak[0]
-
-
-def _anonymous_bytes() -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return 1024.0 * int(line.split()[1])
-    raise RuntimeError("this system has no /proc/self/status with RssAnon; run the benchmark on Linux")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ assert (resources.files("zen_train.report") / "report.html.jinja").is_file()
 for name in ("kernels", "serve", "conf"):
     spec = importlib.util.find_spec(name)
     assert spec is None or spec.origin is None, f"{name} is importable as a regular package: {spec}"
+csrc = resources.files("zen_train.kernels.cpu") / "csrc"
+assert {"ops.cpp", "zt.h", "rowwise.inc"} <= {file.name for file in csrc.iterdir()}
 print("complete")
 """
 

@@ -11,8 +11,10 @@ from safetensors import safe_open
 from tests.small_run import small_run
 from zen_train.callbacks.export import ExportCallback, full_weights
 from zen_train.config import ExportSection, LoraSection, OptimSection, TuningSection
+from zen_train.data.packing import model_inputs
 from zen_train.delta import BaseInfo
 from zen_train.errors import ConfigError, TrainingError
+from zen_train.loss import IGNORE, shifted
 from zen_train.module import learning_rate_share
 
 
@@ -49,6 +51,16 @@ def test_four_by_one_gives_the_same_update_as_one_by_four(tiny_base, tmp_path):
     assert_close(moved, other, 1e-3)
     losses = [[point["train/loss"] for point in run.curves.points] for run in (whole, parts)]
     assert losses[1] == pytest.approx(losses[0])
+
+
+def test_the_loss_is_the_one_transformers_computes(tiny_base, tmp_path):
+    """Labels shifted by one, unlabelled tokens left out, packed documents apart: as the model's own loss has it."""
+    run = small_run(tiny_base, tmp_path, precision="32-true", max_steps=1).fit()
+    batch = next(iter(run.data.train_dataloader()))
+    with torch.no_grad():
+        theirs = run.module.model(**model_inputs(batch), labels=batch["labels"]).loss
+        ours = run.module.nll(batch) / (shifted(batch["labels"]) != IGNORE).sum()
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_the_loss_goes_down(tiny_base, tmp_path):

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
 from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_linear
 from zen_train.kernels.cpu import PATHS, load, path_number
 from zen_train.kernels.sign_pack import sign_pack

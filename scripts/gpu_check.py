@@ -258,6 +258,7 @@ def time_shape(
 ) -> None:
     """Decode or prefill of one layer shape."""
     import torch
+
     from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_linear
 
     n, k = shape

@@ -34,11 +34,13 @@ class Figures:
         unit: str,
         *,
         bound: float | None = None,
+        more_is_better: bool = False,
         against: str | None = None,
         spread: tuple[float, float] | None = None,
     ) -> None:
-        """Record a figure; it holds when it is at most `bound`. `spread` is the 20th and 80th percentile."""
-        holds = None if bound is None else bool(value <= bound)
+        """Record a figure; it holds when it is at most `bound`, or at least where more is better. `spread` is the 20th
+        and 80th percentile."""
+        holds = None if bound is None else bool(value >= bound if more_is_better else value <= bound)
         line: dict[str, Any] = {
             "bench": self.bench,
             "case": case,
@@ -49,7 +51,7 @@ class Figures:
         line |= {"holds": holds, "against": against, "spread": spread, **self._common}
         print(json.dumps(line), flush=True)
         shown = {None: "", True: "yes", False: "NO"}[holds]
-        limit = "" if bound is None else f"{bound:g} {unit}"
+        limit = "" if bound is None else f"{'>=' if more_is_better else '<='} {bound:g} {unit}"
         self._table.add_row(case, f"{value:.4g} {unit}", limit, shown, against or "")
 
     def show(self) -> None:

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +70,31 @@ def variants() -> str:
     return table(["variant", "sources"], rows).replace("---:", "---")
 
 
-def train() -> str:
-    """What merging, exporting and the callbacks cost."""
+def figures(bench: str, *, left_out: str = "$^") -> str:
+    """Every case of a bench with its bound; `left_out` is a pattern of cases that would make the table too long."""
     rows = []
-    for case, row in lines_of("train").items():
-        bound = "" if row["bound"] is None else f"{row['bound']:g} {row['unit']}"
+    for case, row in lines_of(bench).items():
+        if re.search(left_out, case):
+            continue
+        sign = (
+            "at most"
+            if row["holds"] is None or row["holds"] == (row["value"] <= row["bound"])
+            else "at least"
+        )
+        bound = "" if row["bound"] is None else f"{sign} {row['bound']:g} {row['unit']}"
         holds = {None: "", True: "yes", False: "**no**"}[row["holds"]]
-        rows.append([case, f"{row['value']:.3g} {row['unit']}", bound, holds])
-    return table(["figure", "measured", "bound", "holds"], rows)
+        rows.append([case, f"{row['value']:.4g} {row['unit']}", bound, holds, row["against"] or ""])
+    return table(["figure", "measured", "bound", "holds", "against"], rows)
 
 
-PARTS: dict[str, Callable[[], str]] = {"quick": quick, "variants": variants, "train": train}
+PARTS: dict[str, Callable[[], str]] = {
+    "quick": quick,
+    "variants": variants,
+    "train": partial(figures, "train"),
+    "serve": partial(figures, "serve", left_out=r": (zen4-\w+|smollm2), P"),
+    "soak": partial(figures, "soak"),
+    "rounding": partial(figures, "rounding"),
+}
 
 
 def generated(text: str) -> str:

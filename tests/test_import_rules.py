@@ -10,10 +10,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINING_FRAMEWORKS = ("lightning", "hydra", "omegaconf", "wandb")
+TRAINING = (
+    "lightning",
+    "wandb",
+    "zen_train.callbacks",
+    "zen_train.module",
+    "zen_train.run",
+    "zen_train.trainer",
+)
+HTTP = ("fastapi", "httpx", "starlette", "uvicorn")
 PURE = {
     "zen_train/merge": (*TRAINING_FRAMEWORKS, "transformers", "zen_train.callbacks", "zen_train.run"),
     "zen_train/delta": (*TRAINING_FRAMEWORKS, "zen_train.callbacks", "zen_train.run", "zen_train.module"),
     "kernels": (*TRAINING_FRAMEWORKS, "transformers"),
+    "serve": TRAINING,
+    "serve/cache": (*HTTP, "torch", "transformers", "zen_train.delta", "zen_train.kernels"),
+    "serve/engine": (*HTTP, "hydra", "omegaconf", "zen_train.serve.api", "zen_train.serve.router"),
+    "serve/router": (*HTTP, "torch", "transformers", "zen_train.kernels", "zen_train.serve.api"),
+    "serve/store": (*HTTP, "torch", "transformers", "zen_train.kernels", "zen_train.serve.api"),
     "zen_train/report": (*TRAINING_FRAMEWORKS, "torch", "zen_train.callbacks", "zen_train.run"),
 }
 

@@ -6,6 +6,7 @@ is `bitdelta_linear` with the same table and bank.
 
 import torch
 from torch import Tensor
+
 from zen_train.kernels.bitdelta_linear.registration import check_values
 from zen_train.kernels.common import DeltaBank, choose_backend
 from zen_train.kernels.cpu import path_number

@@ -5,7 +5,8 @@ Legend: T tokens, N rows of the table (the vocabulary), K columns, V variants, P
 
 import torch
 from torch import Tensor
-from zen_train.kernels.bitdelta_linear.reference import unpack_signs
+
+from zen_train.kernels.bitdelta_linear.reference import round_folded, unpack_signs
 
 
 def embedding_reference(
@@ -16,7 +17,9 @@ def embedding_reference(
     row_scale_VPN: Tensor,
     col_scale_VPK: Tensor | None,
 ) -> Tensor:
-    """`table[id] + sum_p row * col * sign` of the token's row, `[T, K]` in the table's dtype, one rounding."""
+    """`table[id] + sum_p row * col * sign` of the token's row, `[T, K]` in the table's dtype, one rounding
+    (dithered to bf16: see `zen_train.kernels.common.dither`).
+    """
     ids, slot = ids_T.long(), variant_T.long().clamp(min=0)
     out_TK = table_NK[ids].to(torch.float32)
     row_T1 = row_scale_VPN.shape[2] == 1
@@ -26,4 +29,4 @@ def embedding_reference(
         if col_scale_VPK is not None:
             step_TK = step_TK * col_scale_VPK[slot, p]
         out_TK = torch.where((variant_T >= 0).unsqueeze(1), out_TK + step_TK, out_TK)
-    return out_TK.to(table_NK.dtype)
+    return round_folded(out_TK, table_NK.dtype)

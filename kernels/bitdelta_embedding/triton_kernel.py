@@ -6,6 +6,10 @@
 import triton
 import triton.language as tl
 
+from zen_train.kernels.common.dither import GOLDEN
+
+DITHER_GOLDEN = tl.constexpr(GOLDEN)
+
 
 @triton.jit
 def embedding_kernel(
@@ -48,5 +52,9 @@ def embedding_kernel(
         if HAS_COL:
             step = step * tl.load(col_ptr + plane * K + k, mask=ok, other=0.0)
         out += tl.where(sign, step, -step)
+    if out_ptr.dtype.element_ty == tl.bfloat16:
+        out = ((out.to(tl.int32, bitcast=True) + ((k * DITHER_GOLDEN) & 0xFFFF)) & -65536).to(
+            tl.float32, bitcast=True
+        )
     out = tl.where(bad, float("nan"), out)
     tl.store(out_ptr + t.to(tl.int64) * K + k, out.to(out_ptr.dtype.element_ty), mask=ok)

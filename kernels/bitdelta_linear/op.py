@@ -9,6 +9,7 @@ It keeps no state and moves nothing between devices.
 
 import torch
 from torch import Tensor
+
 from zen_train.kernels.common import DeltaBank, choose_backend
 from zen_train.kernels.cpu import path_number
 

@@ -3,11 +3,13 @@
 Legend: T tokens, K inputs, N outputs, V variants, P sign planes, B = ceil(K / 8), R rank.
 Rounding points: products and sums in float32 (float64 for float64 inputs of a test), one rounding to the dtype of x
 at the end. `round_weight=True` repeats the one extra rounding of the prefill kernels, which form W0 + alpha S in the
-weight's dtype. Variant -1 is the base. It is not fast: it unpacks every variant.
+weight's dtype (for bf16 with `dither_bf16`). Variant -1 is the base. It is not fast: it unpacks every variant.
 """
 
 import torch
 from torch import Tensor
+
+from zen_train.kernels.common.dither import dither_bf16
 
 
 def unpack_signs(sign: Tensor, in_features: int) -> Tensor:
@@ -40,6 +42,11 @@ def delta_term(
     return out_TN
 
 
+def round_folded(folded_NK: Tensor, dtype: torch.dtype) -> Tensor:
+    """W0 + alpha S in the weight's dtype: dithered to bf16, whose grid is coarser than most deltas; else to nearest."""
+    return dither_bf16(folded_NK) if dtype == torch.bfloat16 else folded_NK.to(dtype)
+
+
 def linear_reference(
     x_TK: Tensor,
     weight_NK: Tensor,
@@ -57,7 +64,7 @@ def linear_reference(
         for v in range(sign_VPNB.shape[0]):
             col_PK = None if col_scale_VPK is None else col_scale_VPK[v]
             folded_NK = w32_NK + dense_delta(sign_VPNB[v], row_scale_VPN[v], col_PK, x_TK.shape[1])
-            folded_NK = folded_NK.to(weight_NK.dtype).to(torch.float32)
+            folded_NK = round_folded(folded_NK, weight_NK.dtype).to(torch.float32)
             out_TN = torch.where((variant_T == v).unsqueeze(-1), x32_TK @ folded_NK.T, out_TN)
     else:
         out_TN = x32_TK @ w32_NK.T + delta_term(x_TK, sign_VPNB, row_scale_VPN, col_scale_VPK, variant_T)

@@ -39,7 +39,7 @@ PREFILL_CONFIGS = [
 # wgmma reads B from shared memory; mma.sync keeps it in registers and would spill here.
 PREFILL_CONFIGS_SM90 = [
     *PREFILL_CONFIGS,
-    _config(128, 64, 8, 3, BLOCK_T=256),
+    _config(128, 64, 8, 2, BLOCK_T=256),
     _config(128, 64, 4, 3, BLOCK_T=64),
 ]
 

@@ -7,6 +7,7 @@ tensors, `cpu` for CPU tensors; where no CPU kernel can be built, `auto` is the 
 import os
 
 import torch
+
 from zen_train.kernels.cpu import load
 
 BACKENDS = ("auto", "reference", "cpu", "triton")

@@ -28,3 +28,16 @@ def register_fakes() -> None:
     @torch.library.register_fake("zen_train::cpu_embedding")
     def _(ids: Tensor, variant: Tensor, table: Tensor, *_: object) -> Tensor:
         return table.new_empty(ids.shape[0], table.shape[1])
+
+    @torch.library.register_fake("zen_train::cpu_decoder_")
+    @torch.library.register_fake("zen_train::cpu_decoder_step_")
+    def _(*_: object) -> None:
+        return None
+
+    @torch.library.register_fake("zen_train::cpu_head")
+    def _(x: Tensor, weight: Tensor, *_: object) -> Tensor:
+        return x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32)
+
+    @torch.library.register_fake("zen_train::cpu_top")
+    def _(scores: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+        return scores.new_empty(scores.shape[0]), scores.new_empty(scores.shape[0], dtype=torch.int64)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
 from zen_train.kernels.common import choose_backend
 from zen_train.kernels.cpu import path_number
 

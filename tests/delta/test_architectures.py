@@ -21,6 +21,7 @@ from zen_train.delta import (
     verify_artifact,
     write_artifact,
 )
+from zen_train.delta.apply import _stored
 
 EXACT_RMS = 1e-5  # logits of equal float32 weights, summed in another order
 
@@ -155,3 +156,18 @@ def test_sharded_output_loads(tmp_path):
     apply_delta(artifact, pair.base, tmp_path / "many", dtype="float32", max_shard_bytes=10_000)
     assert len(list((tmp_path / "many").glob("model-*.safetensors"))) > 3
     assert torch.equal(logits(load(tmp_path / "one")), logits(load(tmp_path / "many")))
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["linear", "conv1d"])
+def test_a_bf16_model_keeps_a_delta_below_half_a_step_of_bf16(tmp_path, transposed):
+    """Rounded to nearest, all of it would vanish beside weights between 1 and 2."""
+    torch.manual_seed(0)
+    small = 0.1 * 2**-7
+    base_NK = (1 + 0.9 * torch.rand(32, 512)).to(torch.bfloat16).float()
+    tuned_NK = base_NK + small
+    stored = (base_NK.T, tuned_NK.T) if transposed else (base_NK, tuned_NK)
+    kept = _stored(stored[1].contiguous(), torch.bfloat16, transposed=transposed).float()
+    assert kept.dtype == torch.float32
+    assert kept.shape == stored[0].shape
+    moved_NK = (kept - stored[0]).T if transposed else kept - stored[0]
+    torch.testing.assert_close(moved_NK.mean(dim=1), torch.full((32,), small), rtol=0.05, atol=0)

@@ -11,6 +11,7 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
 from zen_train.kernels.bitdelta_linear import triton_launch
 from zen_train.kernels.bitdelta_linear.triton_kernel import decode_kernel, prefill_kernel
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
 from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_add_, bitdelta_linear, dense_delta
 
 RATIO_ALLOWED = 0.005

@@ -8,11 +8,11 @@ import argparse
 import json
 
 import torch
+
+from tests.kernels.cases import CASES, LONG_CASES, RUNNERS, Case, build, judge, run_linear
 from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
 from zen_train.kernels.bitdelta_linear import bitdelta_linear
 from zen_train.kernels.sign_pack import sign_pack
-
-from tests.kernels.cases import CASES, LONG_CASES, RUNNERS, Case, build, judge, run_linear
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

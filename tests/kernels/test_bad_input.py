@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+
+from tests.kernels.cases import Case, build
 from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
 from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_add_, bitdelta_linear
 from zen_train.kernels.cpu import load
 from zen_train.kernels.sign_pack import sign_pack
-
-from tests.kernels.cases import Case, build
 
 CASE = Case(m=4, n=10, k=20, mix="uniform", variants=3)
 BACKENDS = ["reference", "cpu"] if load() else ["reference"]

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+
+from tests.kernels.cases import Case, build
 from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
 from zen_train.kernels.bitdelta_linear import dense_delta
 from zen_train.kernels.cpu import PATHS, load
-
-from tests.kernels.cases import Case, build
 
 
 @pytest.fixture(params=["reference", *PATHS] if load() else ["reference"])

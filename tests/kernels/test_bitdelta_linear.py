@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_add_, bitdelta_linear
-from zen_train.kernels.cpu import PATHS, load
 
 from tests.kernels.cases import CASES, LONG_CASES, RUNNERS, Case, build, judge, run_linear
+from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_add_, bitdelta_linear
+from zen_train.kernels.cpu import PATHS, load
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 BACKENDS = ["reference", *PATHS]

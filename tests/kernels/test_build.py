@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+
 from zen_train.kernels.cpu import cache_folder, load
 from zen_train.kernels.cpu.build import source_hash
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from zen_train.kernels.cpu import load
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from zen_train.kernels.cpu import PATHS, load
 from zen_train.kernels.sign_pack import PackedSigns, sign_pack, unpack_signs
 

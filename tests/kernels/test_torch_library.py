@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+
+from tests.kernels.cases import Case, build, run_linear
 from zen_train.kernels.bitdelta_embedding import registration as embedding_ops
 from zen_train.kernels.bitdelta_linear import bitdelta_linear, registration
 from zen_train.kernels.cpu import load
 from zen_train.kernels.sign_pack import registration as pack_ops
-
-from tests.kernels.cases import Case, build, run_linear
 
 CASE = Case(m=5, n=16, k=24, mix="uniform", scale="row_col", planes=2)
 needs_compiler = pytest.mark.skipif(not load(), reason="no C++ compiler here")

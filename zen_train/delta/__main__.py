@@ -152,9 +152,14 @@ def _apply(options: argparse.Namespace) -> None:
     )
     print(f"{report.folder}: {report.tensors} tensors as {report.dtype}, {report.bytes_total:,} bytes")
     if report.rounding_loss > _ROUNDING_NOTE:
+        how = (
+            "each matrix is dithered, so that products keep the delta on average"
+            if report.dtype == "bfloat16"
+            else "small changes vanish beside large weights"
+        )
         print(
-            f"note: rounding to {report.dtype} changes the delta by {report.rounding_loss:.0%} of its size, "
-            "because small changes vanish beside large weights; --dtype float32 keeps it exactly",
+            f"note: single weights in {report.dtype} are off by {report.rounding_loss:.0%} of the delta's size; "
+            f"{how}; --dtype float32 keeps it exactly",
             file=sys.stderr,
         )
 

@@ -23,6 +23,7 @@ from zen_train.delta.shard_reader import TensorSpec
 from zen_train.delta.shard_writer import DEFAULT_SHARD_BYTES, ShardWriter, header_entry_bytes
 from zen_train.delta.sources import FolderSource, TensorSource
 from zen_train.errors import DeltaError
+from zen_train.kernels.common.dither import dither_bf16
 
 OutputDtype = Literal["auto", "float32", "bfloat16", "float16"]
 _DTYPES: dict[str, torch.dtype] = {
@@ -125,7 +126,7 @@ def apply_delta(
                 check_digest(base, base_name, original, expected, label)
                 unchecked.discard(base_name)
                 exact = applied_tensor(artifact, name, original)
-                stored = exact if exact.dtype == spec.dtype else convert(exact, spec.dtype)
+                stored = _stored(exact, spec.dtype, transposed=artifact.entry(name).transposed)
                 if stored.dtype in ARITHMETIC_DTYPES:
                     _check_range(name, stored)
                     changes = _rounding_and_change(stored, exact, original)
@@ -145,6 +146,17 @@ def apply_delta(
         tensors=len(plan),
         rounding_loss=(lost / total) ** 0.5 if total else 0.0,
     )
+
+
+def _stored(exact: torch.Tensor, dtype: torch.dtype, *, transposed: bool) -> torch.Tensor:
+    """`exact` in `dtype`. A matrix is dithered to bf16 along its input columns: rounded to nearest, changes below half
+    a step of bf16, most of a delta beside large weights, would vanish and take their share of the gain with them.
+    """
+    if exact.dtype == dtype:
+        return exact
+    if dtype != torch.bfloat16 or exact.dim() < 2:
+        return convert(exact, dtype)
+    return dither_bf16(exact.mT).mT.contiguous() if transposed else dither_bf16(exact)
 
 
 def _output_dtype(artifact: DeltaArtifact, name: str, dtype: OutputDtype) -> torch.dtype:

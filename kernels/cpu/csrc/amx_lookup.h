@@ -5,6 +5,8 @@
 // entries add up within 16 bits; sums over columns are 32-bit.
 #pragma once
 
+#include <array>
+
 #include "amx_tiles.h"
 
 namespace zt {
@@ -47,14 +49,37 @@ inline float build_tables(const float* x, int64_t words, uint8_t* tables) {
   return not_finite ? NAN : std::ldexp(1.0f, exponent);
 }
 
-// One chunk of 32 sign rows as words[w]: word w of rows 0 .. 31. Missing rows and bytes are zero.
-inline void transpose_words(const uint8_t* sign, int64_t ld, int64_t rows, int64_t bytes, __m512i* words) {
+// Where rows 0, 8, 16 and 24 of a block of 32 begin.
+using EightRows = std::array<const uint8_t*, 4>;
+
+// The last eight bytes of 32 rows as four words: what is left of a chunk when K is 64 above a multiple of 512.
+inline void transpose_four_words(const EightRows& sign, int64_t ld, __m512i* words) {
+  const __m512i row = _mm512_mullo_epi64(_mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7), _mm512_set1_epi64(ld));
+  __m512i rows[4];
+  for (int64_t i = 0; i < 4; ++i) rows[i] = _mm512_i64gather_epi64(row, sign[i], 1);
+  // Lanes 0-15: word 0 of sixteen rows; lanes 16-31: their word 1. Adding 2 gives words 2 and 3.
+  const __m512i first = _mm512_set_epi16(61, 57, 53, 49, 45, 41, 37, 33, 29, 25, 21, 17, 13, 9, 5, 1, 60, 56, 52, 48,
+                                         44, 40, 36, 32, 28, 24, 20, 16, 12, 8, 4, 0);
+  for (int64_t w = 0; w < 4; w += 2) {
+    const __m512i index = _mm512_add_epi16(first, _mm512_set1_epi16(int16_t(w)));
+    const __m512i low = _mm512_permutex2var_epi16(rows[0], index, rows[1]);
+    const __m512i high = _mm512_permutex2var_epi16(rows[2], index, rows[3]);
+    words[w] = _mm512_shuffle_i64x2(low, high, 0x44);
+    words[w + 1] = _mm512_shuffle_i64x2(low, high, 0xee);
+  }
+}
+
+// One chunk of 32 sign rows as words[w]: word w of rows 0 .. 31. Missing rows and bytes are zero. Row r lies at
+// sign[r / 8] + (r % 8) * ld.
+inline void transpose_words(const EightRows& sign, int64_t ld, int64_t rows, int64_t bytes, __m512i* words) {
+  if (bytes == 8 && rows >= 32) return transpose_four_words(sign, ld, words);
   __m512i low[16], high[16];
   const __mmask64 live = bytes >= 64 ? ~0ull : (1ull << bytes) - 1;
   for (int64_t pair = 0; pair < 16; ++pair) {
     const int64_t r = 2 * pair;
-    const __m512i a = r < rows ? _mm512_maskz_loadu_epi8(live, sign + r * ld) : _mm512_setzero_si512();
-    const __m512i b = r + 1 < rows ? _mm512_maskz_loadu_epi8(live, sign + (r + 1) * ld) : _mm512_setzero_si512();
+    const uint8_t* at = sign[r / 8] + (r % 8) * ld;
+    const __m512i a = r < rows ? _mm512_maskz_loadu_epi8(live, at) : _mm512_setzero_si512();
+    const __m512i b = r + 1 < rows ? _mm512_maskz_loadu_epi8(live, at + ld) : _mm512_setzero_si512();
     low[pair] = _mm512_unpacklo_epi16(a, b);
     high[pair] = _mm512_unpackhi_epi16(a, b);
   }
@@ -67,9 +92,11 @@ inline void transpose_words(const uint8_t* sign, int64_t ld, int64_t rows, int64
 }
 
 // even / odd[i] += the table sums of rows 2i and 2i + 1 over `count` words.
-inline void lookup_words(const __m512i* words, int64_t count, const uint8_t* tables, __m512i& even, __m512i& odd) {
+inline __attribute__((always_inline)) void lookup_some(const __m512i* words, int64_t count, const uint8_t* tables,
+                                                       __m512i& even, __m512i& odd) {
   const __m512i first = _mm512_set1_epi32(1), second = _mm512_set1_epi32(1 << 16);
   __m512i even2 = _mm512_setzero_si512(), odd2 = _mm512_setzero_si512();
+#pragma GCC unroll 8
   for (int64_t w = 0; w < count; ++w) {
     const auto* table = reinterpret_cast<const __m256i*>(tables + w * kTableBytes);
     const __m512i t0 = _mm512_broadcast_i64x4(_mm256_load_si256(table));
@@ -88,6 +115,13 @@ inline void lookup_words(const __m512i* words, int64_t count, const uint8_t* tab
   }
   even = _mm512_add_epi32(even, even2);
   odd = _mm512_add_epi32(odd, odd2);
+}
+
+// The same; the usual counts are unrolled.
+inline void lookup_words(const __m512i* words, int64_t count, const uint8_t* tables, __m512i& even, __m512i& odd) {
+  if (count == 8) return lookup_some(words, 8, tables, even, odd);
+  if (count == 4) return lookup_some(words, 4, tables, even, odd);
+  for (int64_t w = 0; w < count; ++w) lookup_some(words + w, 1, tables + w * kTableBytes, even, odd);
 }
 
 // Even and odd rows to 32 floats in order.

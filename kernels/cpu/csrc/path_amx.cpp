@@ -14,7 +14,6 @@
 #include <memory>
 
 #include "pool.h"
-#include "scratch.h"
 #define ZT_AMX_TARGET \
   "amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx512vnni,fma,f16c,bmi2"
 #if defined(__clang__)
@@ -23,95 +22,14 @@
 #pragma GCC push_options
 #pragma GCC target("amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx512vnni,fma,f16c,bmi2")
 #endif
-#include "amx_lookup.h"
-#include "amx_tiles.h"
+#include "amx_linear.h"
 
 namespace zt {
 namespace amx {
-namespace {
-
-constexpr int64_t kBlockRows = 32;
-constexpr int64_t kAheadBytes = 512 << 10;   // weights fetched ahead of their use
-constexpr int64_t kPrefetchWords = 4;        // words looked up between two prefetch steps
-constexpr int64_t kPrefetchColumns = kPrefetchWords * kWordColumns;
-constexpr int64_t kMostLines = 8;            // cache lines prefetched in one step
-constexpr int64_t kMostBlocks = 4;           // blocks of 32 rows in one piece of work
-constexpr int64_t kWideTokens = 5;           // from here on bf16 sign tiles beat int8 digits
-constexpr int64_t kFoldBytes = 256 << 10;     // folded weights kept in cache at a time
-constexpr int64_t kFoldColumns = 640;        // columns folded at a time: 32 tokens of x stay in the first cache
-constexpr int64_t kFoldTokens = 1024;        // tokens multiplied with one folded block
-
-// Up to 32 tokens of one variant and one sign plane, in one of three ways:
-// wide: bf16 tiles that the base product has packed already; digits: up to four tokens as int8 digit tiles;
-// lookup: up to four tokens as tables, `tables_bytes` apart.
-enum class Way { wide, digits, lookup };
-struct SignUnit {
-  Way way;
-  int64_t variant, plane, first, tokens;  // first: the slot of the first token
-  const uint8_t* data;                    // digit tiles or tables
-  float unscale[4];
-};
-
-// Prefetches one contiguous region, spread evenly over a number of steps. More lines a step than memory delivers would
-// only make the step wait, so the rest is left to the hardware.
-struct Prefetcher {
-  const uint8_t* at = nullptr;
-  int64_t lines = 0, per_step = 0;
-  void aim(const void* from, int64_t bytes, int64_t steps) {
-    at = static_cast<const uint8_t*>(from);
-    lines = from ? (bytes + 63) / 64 : 0;
-    per_step = std::min(kMostLines, (lines + steps - 1) / std::max<int64_t>(steps, 1));
-  }
-  void step() {
-    const int64_t now = std::min(lines, per_step);
-    for (int64_t i = 0; i < now; ++i) _mm_prefetch(reinterpret_cast<const char*>(at + 64 * i), _MM_HINT_T1);
-    at += 64 * now;
-    lines -= now;
-  }
-};
-
-// Base tokens when only the delta term is asked for.
-inline bool untouched(const Problem& p, const Group& g) { return g.variant < 0 && !p.w; }
-
-inline __mmask16 rows_mask(int64_t rows) { return rows >= 16 ? 0xffff : __mmask16((1u << std::max<int64_t>(rows, 0)) - 1); }
-
-inline __m512 row_scales(const Bank& bank, int64_t v, int64_t p, int64_t n, __mmask16 live) {
-  const float* at = bank.row + v * bank.row_v + p * bank.row_p;
-  return bank.row_n ? _mm512_maskz_loadu_ps(live, at + n * bank.row_n) : _mm512_maskz_mov_ps(live, _mm512_set1_ps(*at));
-}
 
 // ---- groups of few tokens: exact base product plus digit product -----------------------------------------
 
-struct Few {
-  const Problem& p;
-  std::vector<int64_t> slots;  // token numbers; -1 fills up to a tile in front of a wide group
-  std::vector<SignUnit> units;
-  int64_t token_tiles = 0, steps = 0, padded_k = 0;
-  bool tiled_base = false, row_base = false;
-  int64_t table_bytes = 0;  // one token's lookup tables
-  Buffer x_tiles{0}, x_rows{0}, unit_data{0};
-
-  explicit Few(const Problem& problem) : p(problem) {}
-  void prepare(int64_t fold_tokens);
-  void pack_group(const Group& g, int64_t first, uint8_t*& at, float* scaled);
-  bool wide(const Group& g) const {
-    return p.dtype == DType::bf16 && g.variant >= 0 && g.count >= kWideTokens && !p.bank.col;
-  }
-  void piece(int64_t n0, int64_t rows, int64_t next_n0, int64_t next_rows, float* acc, uint8_t* scratch) const;
-  void base(int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& ahead) const;
-  void digit_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& weights,
-                   Prefetcher& bits) const;
-  void wide_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& weights,
-                  Prefetcher& bits) const;
-  void lookup_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, Prefetcher& weights,
-                    Prefetcher& bits) const;
-  int64_t unit_steps(const SignUnit& unit, int64_t blocks) const {
-    return blocks * (unit.way == Way::lookup ? (p.k + kPrefetchColumns - 1) / kPrefetchColumns : padded_k / kSignStep);
-  }
-  float* block_acc(float* acc, int64_t block) const { return acc + block * int64_t(slots.size()) * kBlockRows; }
-};
-
-void Few::prepare(int64_t fold_tokens) {
+void Few::prepare(const Problem& p, int64_t fold_tokens) {
   const Ops& ops = ops_avx512();
   steps = (p.k + kBf16Step - 1) / kBf16Step;
   padded_k = round_up(p.k, kSignStep);
@@ -120,7 +38,7 @@ void Few::prepare(int64_t fold_tokens) {
   std::vector<std::pair<Group, int64_t>> placed;  // group and its first slot
   for (const Group& g : p.groups) {
     if (g.count >= fold_tokens || untouched(p, g)) continue;
-    if (wide(g)) {
+    if (wide(p, g)) {
       slots.resize(size_t(round_up(int64_t(slots.size()), kTileTokens)), -1);
       any_wide = true;
     } else if (g.variant >= 0) {
@@ -155,12 +73,12 @@ void Few::prepare(int64_t fold_tokens) {
   unit_data = Buffer(unit_count * 4 * std::max(table_bytes, padded_k * kDigits));
   uint8_t* at = unit_data.bytes();
   for (const auto& [group, first] : placed)
-    if (group.variant >= 0) pack_group(group, first, at, x_rows.floats() + count * padded_k);
+    if (group.variant >= 0) pack_group(p, group, first, at, x_rows.floats() + count * padded_k);
 }
 
 // Appends the units of one group; `at` is where the next digit tiles or tables go, `scaled` one row of scratch.
-void Few::pack_group(const Group& g, int64_t first, uint8_t*& at, float* scaled) {
-  if (wide(g)) {
+void Few::pack_group(const Problem& p, const Group& g, int64_t first, uint8_t*& at, float* scaled) {
+  if (wide(p, g)) {
     for (int64_t plane = 0; plane < p.bank.planes; ++plane)
       for (int64_t t0 = 0; t0 < g.count; t0 += 32)
         units.push_back({Way::wide, g.variant, plane, first + t0, std::min<int64_t>(32, g.count - t0), nullptr, {}});
@@ -194,7 +112,7 @@ void Few::pack_group(const Group& g, int64_t first, uint8_t*& at, float* scaled)
 }
 
 // acc[t][r] = sum_k w[n0 + r, k] x[t, k] through bf16 tiles.
-void Few::base(int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& ahead) const {
+void Few::base(const Problem& p, int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& ahead) const {
   const auto* w = static_cast<const uint16_t*>(p.w);
   const int64_t stride = p.w_ld * 2;
   const bool two_rows = rows > 16;
@@ -272,7 +190,7 @@ inline __attribute__((always_inline)) void each_word(const uint8_t* sign, int64_
 
 // acc[t][r] += row_scale[n0 + r] * sum_k s[n0 + r, k] x[t, k] for the unit's tokens. Signs are expanded `kLag` steps
 // ahead of their use, so that the tile loads find them in cache and not in the store queue.
-void Few::digit_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch,
+void Few::digit_signs(const Problem& p, const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch,
                       Prefetcher& weights, Prefetcher& bits) const {
   constexpr int64_t kLag = 4, kRing = 8;
   const Bank& bank = p.bank;
@@ -333,7 +251,7 @@ void Few::digit_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc
 }
 
 // As digit_signs, for up to 32 tokens: +-1 in bf16 times the activations, exact products, float32 sums.
-void Few::wide_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch,
+void Few::wide_signs(const Problem& p, const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch,
                      Prefetcher& weights, Prefetcher& bits) const {
   constexpr int64_t kLag = 2, kRing = 4;
   const Bank& bank = p.bank;
@@ -395,7 +313,7 @@ void Few::wide_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc,
 }
 
 // As digit_signs by table look-up, for all rows of a piece: one chunk of the tables serves every block of rows.
-void Few::lookup_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* acc, Prefetcher& weights,
+void Few::lookup_signs(const Problem& p, const SignUnit& unit, int64_t n0, int64_t rows, float* acc, Prefetcher& weights,
                        Prefetcher& bits) const {
   const Bank& bank = p.bank;
   const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
@@ -406,8 +324,10 @@ void Few::lookup_signs(const SignUnit& unit, int64_t n0, int64_t rows, float* ac
     const int64_t left_bytes = bank.row_bytes - k0 / 8;
     const int64_t count = std::min<int64_t>(kChunkWords, (left_bytes + 1) / 2);
     for (int64_t b = 0; b < blocks; ++b) {
-      transpose_words(bank.sign_row(unit.variant, unit.plane, n0 + b * kBlockRows) + k0 / 8, bank.sign_n,
-                      rows - b * kBlockRows, left_bytes, words);
+      const uint8_t* sign = bank.sign_row(unit.variant, unit.plane, n0 + b * kBlockRows) + k0 / 8;
+      const int64_t ld8 = 8 * bank.sign_n;
+      transpose_words({sign, sign + ld8, sign + 2 * ld8, sign + 3 * ld8}, bank.sign_n, rows - b * kBlockRows,
+                      left_bytes, words);
       for (int64_t t = 0; t < unit.tokens; ++t)
         for (int64_t word = 0; word < count; word += kPrefetchWords) {
           if (t == 0) {
@@ -440,7 +360,17 @@ inline __m512 load_bf16(const uint16_t* from, __mmask16 live) {
 }
 
 // Adds y and bias as the problem asks, and stores up to 32 outputs of one token.
-void store_row(const Problem& p, int64_t token, int64_t n0, int64_t rows, const float* value) {
+static void store_row(const Problem& p, int64_t token, int64_t n0, int64_t rows, const float* value) {
+  if (p.y_f32) {
+    float* y = static_cast<float*>(p.y) + token * p.y_ld + n0;
+    for (int64_t r = 0; r < rows; r += 16) {
+      const __mmask16 live = rows_mask(rows - r);
+      __m512 out = _mm512_load_ps(value + r);
+      if (p.add) out = _mm512_add_ps(out, _mm512_maskz_loadu_ps(live, y + r));
+      _mm512_mask_storeu_ps(y + r, live, out);
+    }
+    return;
+  }
   if (p.dtype == DType::bf16) {
     auto* y = static_cast<uint16_t*>(p.y) + token * p.y_ld + n0;
     const auto* bias = p.bias ? static_cast<const uint16_t*>(p.bias) + n0 : nullptr;
@@ -471,7 +401,7 @@ void store_row(const Problem& p, int64_t token, int64_t n0, int64_t rows, const 
 }
 
 // Output rows n0 .. n0 + rows for all tokens. What the next step needs is prefetched while this one computes.
-void Few::piece(int64_t n0, int64_t rows, int64_t next_n0, int64_t next_rows, float* acc, uint8_t* scratch) const {
+void Few::piece(const Problem& p, int64_t n0, int64_t rows, int64_t next_n0, int64_t next_rows, float* acc, uint8_t* scratch) const {
   const int64_t item = size_of(p.dtype), blocks = (rows + kBlockRows - 1) / kBlockRows;
   const auto* w = static_cast<const uint8_t*>(p.w);
   Prefetcher weights, bits;
@@ -481,10 +411,10 @@ void Few::piece(int64_t n0, int64_t rows, int64_t next_n0, int64_t next_rows, fl
     if (w && units.empty()) {  // with units, the weights of the next piece are fetched beside the sign products
       const int64_t then = b + 1 == blocks ? next_n0 : at + kBlockRows;
       const int64_t then_rows = std::min(kBlockRows, b + 1 == blocks ? next_rows : n0 + rows - then);
-      weights.aim(then_rows > 0 ? w + then * p.w_ld * item : nullptr, then_rows * p.w_ld * item, steps);
+      weights.aim(then_rows > 0 ? w + then * p.w_ld * item : nullptr, then_rows * p.w_ld * item, steps, kWeightStreams);
     }
     if (tiled_base) {
-      base(at, live, block_acc(acc, b), scratch, weights);
+      base(p, at, live, block_acc(acc, b), scratch, weights);
     } else {
       std::fill_n(block_acc(acc, b), slots.size() * kBlockRows, 0.0f);
       if (row_base)
@@ -493,9 +423,9 @@ void Few::piece(int64_t n0, int64_t rows, int64_t next_n0, int64_t next_rows, fl
     }
   }
   int64_t steps_left = 0;
-  for (const SignUnit& unit : units) steps_left += unit_steps(unit, blocks);
+  for (const SignUnit& unit : units) steps_left += unit_steps(p, unit, blocks);
   if (w && next_rows > 0)
-    weights.aim(w + next_n0 * p.w_ld * item, next_rows * p.w_ld * item, steps_left);
+    weights.aim(w + next_n0 * p.w_ld * item, next_rows * p.w_ld * item, steps_left, kWeightStreams);
   int64_t shaped_for = 0;
   for (size_t u = 0; u < units.size(); ++u) {
     const SignUnit& unit = units[u];
@@ -503,9 +433,9 @@ void Few::piece(int64_t n0, int64_t rows, int64_t next_n0, int64_t next_rows, fl
     const SignUnit& then = units[last ? 0 : u + 1];
     const int64_t then_rows = last ? next_rows : rows;
     bits.aim(then_rows > 0 ? p.bank.sign_row(then.variant, then.plane, last ? next_n0 : n0) : nullptr,
-             then_rows * p.bank.sign_n, unit_steps(unit, blocks));
+             then_rows * p.bank.sign_n, unit_steps(p, unit, blocks), kSignStreams);
     if (unit.way == Way::lookup) {
-      lookup_signs(unit, n0, rows, acc, weights, bits);
+      lookup_signs(p, unit, n0, rows, acc, weights, bits);
       continue;
     }
     const int64_t shape = unit.way == Way::digits ? unit.tokens : 0;
@@ -514,9 +444,9 @@ void Few::piece(int64_t n0, int64_t rows, int64_t next_n0, int64_t next_rows, fl
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t at = n0 + b * kBlockRows, live = std::min(kBlockRows, n0 + rows - at);
       if (unit.way == Way::digits)
-        digit_signs(unit, at, live, block_acc(acc, b), scratch, weights, bits);
+        digit_signs(p, unit, at, live, block_acc(acc, b), scratch, weights, bits);
       else
-        wide_signs(unit, at, live, block_acc(acc, b), scratch, weights, bits);
+        wide_signs(p, unit, at, live, block_acc(acc, b), scratch, weights, bits);
     }
   }
   for (int64_t b = 0; b < blocks; ++b)
@@ -528,44 +458,22 @@ void Few::piece(int64_t n0, int64_t rows, int64_t next_n0, int64_t next_rows, fl
 
 // ---- groups of many tokens: fold W + alpha S into bf16 tiles, then one product ---------------------------
 
-// Columns folded at a time: an even share, so that no thin rest costs a round trip of the sums.
-inline int64_t fold_span(int64_t k) {
-  const int64_t parts = (k + kFoldColumns - 1) / kFoldColumns;
-  return round_up((k + parts - 1) / parts, kBf16Step);
-}
-
-struct Fold {
-  const Problem& p;
-  const Group& group;
-  int64_t steps, tiles, span_steps;  // span_steps: tiles of 32 columns folded at a time
-  Buffer x_tiles;
-
-  Fold(const Problem& problem, const Group& g)
-      : p(problem),
-        group(g),
-        steps((problem.k + kBf16Step - 1) / kBf16Step),
-        tiles((g.count + 15) / 16),
-        span_steps(fold_span(problem.k) / kBf16Step),
-        x_tiles(tiles * steps * kTileBytes) {}
-  void pack_tile(int64_t tile) const {
-    for (int64_t s = 0; s < steps; ++s)
-      pack_bf16_tile(p, p.order.data() + group.begin + tile * 16, std::min<int64_t>(16, group.count - tile * 16),
-                     s * kBf16Step, x_tiles.bytes() + (tile * steps + s) * kTileBytes);
-  }
-  void fold_row(int64_t n, int64_t k0, int64_t k1, uint8_t* out) const;
-  void block(int64_t n0, int64_t rows, uint8_t* folded, float* c) const;
-  void finish(int64_t n0, int64_t rows, int64_t tile, const float* c, int64_t row_tiles) const;
-};
-
-// 32 weights as two float vectors (even and odd columns), and back with one rounding.
+// 32 weights as two float vectors (even and odd columns), and back with one dithered rounding.
 inline void split_bf16(__m512i row, __m512& even, __m512& odd) {
   even = _mm512_castsi512_ps(_mm512_slli_epi32(row, 16));
   odd = _mm512_castsi512_ps(_mm512_and_si512(row, _mm512_set1_epi32(int(0xffff0000u))));
 }
-inline __m512i join_bf16(__m512 even, __m512 odd) {
-  const __m512i weave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  return _mm512_permutexvar_epi16(weave, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+// The thresholds of 32 columns, 16 bits each; add `kNextColumns` for the 32 columns after them.
+inline __m512i thresholds_at(int64_t column) {
+  alignas(64) uint16_t values[32];
+  for (int64_t j = 0; j < 32; ++j) values[j] = uint16_t(uint32_t(column + j) * kGolden);
+  return _mm512_load_si512(values);
+}
+constexpr short kNextColumns = short(uint16_t(32 * kGolden));
+inline __m512i join_bf16(__m512 even, __m512 odd, __m512i thresholds) {
+  const __m512i low = _mm512_add_epi32(_mm512_castps_si512(even), _mm512_and_si512(thresholds, _mm512_set1_epi32(0xffff)));
+  const __m512i high = _mm512_add_epi32(_mm512_castps_si512(odd), _mm512_srli_epi32(thresholds, 16));
+  return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(low, 16), high);
 }
 // value + step where the bit is set, value - step where it is clear.
 inline __m512 add_signed(__m512 value, __m512 step, uint32_t set) {
@@ -573,13 +481,15 @@ inline __m512 add_signed(__m512 value, __m512 step, uint32_t set) {
 }
 
 // Columns k0 .. k1 of row n as rows of tiles 1 KiB apart. W + alpha S is formed in float32 and rounded once.
-void Fold::fold_row(int64_t n, int64_t k0, int64_t k1, uint8_t* out) const {
+void Fold::fold_row(const Problem& p, int64_t n, int64_t k0, int64_t k1, uint8_t* out) const {
   const auto* w = p.w ? static_cast<const uint16_t*>(p.w) + n * p.w_ld : nullptr;
   const Bank& bank = p.bank;
   int64_t k = k0;
-  if (w && group.variant >= 0 && bank.planes == 1 && !bank.col) {  // the common case, whole tiles only
-    const uint8_t* sign = bank.sign_row(group.variant, 0, n);
-    const __m512 scale = _mm512_set1_ps(bank.row_scale(group.variant, 0, n));
+  __m512i thresholds = thresholds_at(k0);
+  const __m512i next = _mm512_set1_epi16(kNextColumns);
+  if (w && places.size() == 1 && !bank.col) {  // the common case, whole tiles only
+    const uint8_t* sign = bank.sign_row(places[0].first, places[0].second, n);
+    const __m512 scale = _mm512_set1_ps(bank.row_scale(places[0].first, places[0].second, n));
     const int64_t whole = std::min(k1, p.k / kBf16Step * kBf16Step);
     for (; k < whole; k += kBf16Step, out += kTileBytes) {
       _mm_prefetch(reinterpret_cast<const char*>(w + k + 4 * p.w_ld), _MM_HINT_T0);  // the rows folded next
@@ -589,7 +499,8 @@ void Fold::fold_row(int64_t n, int64_t k0, int64_t k1, uint8_t* out) const {
       split_bf16(_mm512_loadu_si512(w + k), even, odd);
       even = add_signed(even, scale, _pext_u32(set, 0x55555555u));
       odd = add_signed(odd, scale, _pext_u32(set, 0xaaaaaaaau));
-      _mm512_store_si512(out, join_bf16(even, odd));
+      _mm512_store_si512(out, join_bf16(even, odd, thresholds));
+      thresholds = _mm512_add_epi16(thresholds, next);
     }
   }
   const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -601,18 +512,18 @@ void Fold::fold_row(int64_t n, int64_t k0, int64_t k1, uint8_t* out) const {
       row = _mm512_maskz_loadu_epi16(live, w + k);
       _mm_prefetch(reinterpret_cast<const char*>(w + k + 4 * p.w_ld), _MM_HINT_T0);
     }
-    if (group.variant < 0) {
+    if (places.empty()) {
       _mm512_store_si512(out, row);
       continue;
     }
     __m512 even, odd;
     split_bf16(row, even, odd);
-    for (int64_t plane = 0; plane < bank.planes; ++plane) {
-      const uint8_t* sign = bank.sign_row(group.variant, plane, n) + k / 8;
+    for (const auto& [slot, plane] : places) {
+      const uint8_t* sign = bank.sign_row(slot, plane, n) + k / 8;
       const uint32_t set = uint32_t(load_bits(sign, std::min<int64_t>(4, bank.row_bytes - k / 8)));
-      const __m512 scale = _mm512_set1_ps(bank.row_scale(group.variant, plane, n));
+      const __m512 scale = _mm512_set1_ps(bank.row_scale(slot, plane, n));
       __m512 step_even = scale, step_odd = scale;
-      if (const float* col = bank.col_scale(group.variant, plane)) {
+      if (const float* col = bank.col_scale(slot, plane)) {
         const __m512 c0 = _mm512_maskz_loadu_ps(__mmask16(live), col + k);
         const __m512 c1 = _mm512_maskz_loadu_ps(__mmask16(live >> 16), col + k + 16);
         step_even = _mm512_mul_ps(scale, _mm512_permutex2var_ps(c0, evens, c1));
@@ -621,12 +532,13 @@ void Fold::fold_row(int64_t n, int64_t k0, int64_t k1, uint8_t* out) const {
       even = add_signed(even, step_even, _pext_u32(set, 0x55555555u));
       odd = add_signed(odd, step_odd, _pext_u32(set, 0xaaaaaaaau));
     }
-    _mm512_store_si512(out, join_bf16(even, odd));
+    _mm512_store_si512(out, join_bf16(even, odd, thresholds));
+    thresholds = _mm512_add_epi16(thresholds, next);
   }
 }
 
 // Output rows n0 .. n0 + rows for every token of the group. c: tiles * row_tiles tiles of partial sums.
-void Fold::block(int64_t n0, int64_t rows, uint8_t* folded, float* c) const {
+void Fold::block(const Problem& p, int64_t n0, int64_t rows, uint8_t* folded, float* c) const {
   const int64_t row_tiles = round_up(rows, 32) / 16;
   for (int64_t t0 = 0; t0 < tiles; t0 += kFoldTokens / 16) {
     const int64_t t1 = std::min(tiles, t0 + kFoldTokens / 16);
@@ -635,7 +547,7 @@ void Fold::block(int64_t n0, int64_t rows, uint8_t* folded, float* c) const {
       for (int64_t r = 0; r < row_tiles * 16; ++r) {
         uint8_t* out = folded + (r / 16) * span * kTileBytes + (r % 16) * 64;
         if (r < rows)
-          fold_row(n0 + r, s0 * kBf16Step, s1 * kBf16Step, out);
+          fold_row(p, n0 + r, s0 * kBf16Step, s1 * kBf16Step, out);
         else
           for (int64_t s = 0; s < span; ++s) _mm512_store_si512(out + s * kTileBytes, _mm512_setzero_si512());
       }
@@ -682,8 +594,8 @@ void Fold::block(int64_t n0, int64_t rows, uint8_t* folded, float* c) const {
           }
         }
         if (s1 == steps) {
-          finish(n0, rows, t, c_pair, row_tiles);
-          if (two) finish(n0, rows, t + 1, c_pair + row_tiles * 256, row_tiles);
+          finish(p, n0, rows, t, c_pair, row_tiles);
+          if (two) finish(p, n0, rows, t + 1, c_pair + row_tiles * 256, row_tiles);
         }
       }
     }
@@ -691,9 +603,9 @@ void Fold::block(int64_t n0, int64_t rows, uint8_t* folded, float* c) const {
 }
 
 // Sums of 16 tokens to bf16 outputs, 32 rows at a time.
-void Fold::finish(int64_t n0, int64_t rows, int64_t tile, const float* c, int64_t row_tiles) const {
-  const int64_t live = std::min<int64_t>(16, group.count - tile * 16);
-  const int64_t* token = p.order.data() + group.begin + tile * 16;
+void Fold::finish(const Problem& p, int64_t n0, int64_t rows, int64_t tile, const float* c, int64_t row_tiles) const {
+  const int64_t live = std::min<int64_t>(16, count - tile * 16);
+  const int64_t* token = tokens + tile * 16;
   for (int64_t r = 0; r < row_tiles; r += 2) {
     const int64_t left = rows - r * 16;
     const __mmask32 mask = columns_mask(left);
@@ -708,7 +620,17 @@ void Fold::finish(int64_t n0, int64_t rows, int64_t tile, const float* c, int64_
     }
     transpose(first);
     transpose(second);
-    for (int64_t i = 0; i < live; ++i) {
+    for (int64_t i = 0; i < live && p.y_f32; ++i) {
+      float* y = static_cast<float*>(p.y) + token[i] * p.y_ld + n0 + r * 16;
+      __m512 out0 = _mm512_castsi512_ps(first[i]), out1 = _mm512_castsi512_ps(second[i]);
+      if (p.add) {
+        out0 = _mm512_add_ps(out0, _mm512_maskz_loadu_ps(mask0, y));
+        out1 = _mm512_add_ps(out1, _mm512_maskz_loadu_ps(mask1, y + 16));
+      }
+      _mm512_mask_storeu_ps(y, mask0, out0);
+      _mm512_mask_storeu_ps(y + 16, mask1, out1);
+    }
+    for (int64_t i = 0; i < live && !p.y_f32; ++i) {
       auto* y = static_cast<uint16_t*>(p.y) + token[i] * p.y_ld + n0 + r * 16;
       __m512 out0 = _mm512_add_ps(_mm512_castsi512_ps(first[i]), bias0);
       __m512 out1 = _mm512_add_ps(_mm512_castsi512_ps(second[i]), bias1);
@@ -721,7 +643,6 @@ void Fold::finish(int64_t n0, int64_t rows, int64_t tile, const float* c, int64_
   }
 }
 
-}  // namespace
 }  // namespace amx
 
 bool amx_available() {
@@ -743,31 +664,28 @@ bool amx_available() {
 
 void amx_linear(const Problem& p, int64_t fold_tokens, int workers) {
   using namespace amx;
-  Few few(p);
-  few.prepare(fold_tokens);
+  Few few;
+  few.prepare(p, fold_tokens);
   std::vector<std::unique_ptr<Fold>> folds;
   for (const Group& g : p.groups)
-    if (g.count >= fold_tokens && !untouched(p, g)) folds.push_back(std::make_unique<Fold>(p, g));
+    if (g.count >= fold_tokens && !untouched(p, g)) {
+      folds.push_back(std::make_unique<Fold>(p.order.data() + g.begin, g.count, p.k));
+      for (int64_t plane = 0; plane < p.bank.planes && g.variant >= 0; ++plane)
+        folds.back()->places.emplace_back(g.variant, plane);
+    }
   std::vector<std::pair<const Fold*, int64_t>> pack_jobs;
   for (const auto& fold : folds)
     for (int64_t tile = 0; tile < fold->tiles; ++tile) pack_jobs.emplace_back(fold.get(), tile);
   Pieces pack_pieces{int64_t(pack_jobs.size())};
   Done packed{int64_t(pack_jobs.size())};
-  const int64_t span = fold_span(p.k);
-  int64_t fold_rows = std::clamp<int64_t>(kFoldBytes / (span * 2) / 32 * 32, 32, 512);
-  fold_rows = std::min(fold_rows, std::max<int64_t>(32, round_up((p.n + 2 * workers - 1) / (2 * workers), 32)));
+  const int64_t span = fold_span(p.k), fold_rows = fold_rows_of(p, workers);
   const int64_t fold_blocks = (p.n + fold_rows - 1) / fold_rows;
-  // Larger pieces reuse tables more; at least four for each worker keep the cores even, and the weights of the next
-  // piece must fit in cache.
-  const int64_t block_bytes = kBlockRows * p.k * size_of(p.dtype);
-  const int64_t most_blocks = few.units.empty() ? 1 : std::min(kMostBlocks, kAheadBytes / block_bytes);
-  const int64_t few_rows =
-      std::max<int64_t>(1, std::min(most_blocks, p.n / kBlockRows / (4 * workers))) * kBlockRows;
+  const int64_t few_rows = few.piece_rows(p, workers);
   Pieces few_pieces{few.slots.empty() ? 0 : (p.n + few_rows - 1) / few_rows};
   Pieces fold_pieces{int64_t(folds.size()) * fold_blocks};
   auto body = [&](int) {
     for (int64_t i = pack_pieces.next(); i >= 0; i = pack_pieces.next()) {
-      pack_jobs[size_t(i)].first->pack_tile(pack_jobs[size_t(i)].second);
+      pack_jobs[size_t(i)].first->pack_tile(p, pack_jobs[size_t(i)].second);
       packed.add_one();
     }
     Buffer scratch(16 * kTileBytes);
@@ -777,7 +695,7 @@ void amx_linear(const Problem& p, int64_t fold_tokens, int workers) {
       while (piece >= 0) {
         const int64_t next = few_pieces.next();
         const int64_t n0 = piece * few_rows, next_n0 = next < 0 ? p.n : next * few_rows;
-        few.piece(n0, std::min(few_rows, p.n - n0), next_n0, std::min(few_rows, p.n - next_n0), acc.floats(),
+        few.piece(p, n0, std::min(few_rows, p.n - n0), next_n0, std::min(few_rows, p.n - next_n0), acc.floats(),
                   scratch.bytes());
         piece = next;
       }
@@ -790,7 +708,7 @@ void amx_linear(const Problem& p, int64_t fold_tokens, int workers) {
       use_full_tiles();
       for (int64_t piece = fold_pieces.next(); piece >= 0; piece = fold_pieces.next()) {
         const int64_t n0 = piece % fold_blocks * fold_rows;
-        folds[size_t(piece / fold_blocks)]->block(n0, std::min(fold_rows, p.n - n0), folded.bytes(), c.floats());
+        folds[size_t(piece / fold_blocks)]->block(p, n0, std::min(fold_rows, p.n - n0), folded.bytes(), c.floats());
       }
     }
     _tile_release();

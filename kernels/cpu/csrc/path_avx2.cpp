@@ -1,4 +1,5 @@
 // The row-wise kernels on AVX2 with FMA and F16C: a sign byte becomes an eight-lane mask.
+#include "decoder.h"
 #include "zt.h"
 
 #if defined(__x86_64__)
@@ -61,12 +62,26 @@ struct Vec {
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
   }
+  static Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
+  static Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
+  static Vec div(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
+  static Vec round(Vec a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+  static Vec scale2(Vec a, Vec n) {
+    const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127)), 23);
+    return {_mm256_mul_ps(a.v, _mm256_castsi256_ps(exponent))};
+  }
+  static void transpose16(const float* from, int64_t ld, float* to) {
+    for (int64_t r = 0; r < 16; ++r)
+      for (int64_t c = 0; c < 16; ++c) to[c * 16 + r] = from[r * ld + c];
+  }
 };
 
 #include "rowwise.inc"
+#include "decoder.inc"
 
 }  // namespace avx2
 const Ops& ops_avx2() { return avx2::table; }
+const RowOps& row_ops_avx2() { return avx2::row_table; }
 }  // namespace zt
 
 #if defined(__clang__)
@@ -77,5 +92,6 @@ const Ops& ops_avx2() { return avx2::table; }
 #else
 namespace zt {
 const Ops& ops_avx2() { return ops_plain(); }
+const RowOps& row_ops_avx2() { return row_ops_plain(); }
 }  // namespace zt
 #endif

@@ -1,4 +1,5 @@
 // The row-wise kernels on AVX-512: the packed bits are the mask register.
+#include "decoder.h"
 #include "zt.h"
 
 #if defined(__x86_64__)
@@ -8,7 +9,7 @@
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")
 #endif
-#include <immintrin.h>
+#include "transpose.h"
 
 namespace zt {
 namespace avx512 {
@@ -61,12 +62,25 @@ struct Vec {
     return __builtin_popcount(_mm512_cmp_ps_mask(d.v, _mm512_setzero_ps(), _CMP_EQ_OQ));
   }
   float sum() const { return _mm512_reduce_add_ps(v); }
+  static Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+  static Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+  static Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+  static Vec round(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+  static Vec scale2(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+  static void transpose16(const float* from, int64_t ld, float* to) {
+    __m512i m[16];
+    for (int64_t r = 0; r < 16; ++r) m[r] = _mm512_loadu_si512(from + r * ld);
+    transpose(m);
+    for (int64_t r = 0; r < 16; ++r) _mm512_storeu_si512(to + r * 16, m[r]);
+  }
 };
 
 #include "rowwise.inc"
+#include "decoder.inc"
 
 }  // namespace avx512
 const Ops& ops_avx512() { return avx512::table; }
+const RowOps& row_ops_avx512() { return avx512::row_table; }
 }  // namespace zt
 
 #if defined(__clang__)
@@ -77,5 +91,6 @@ const Ops& ops_avx512() { return avx512::table; }
 #else
 namespace zt {
 const Ops& ops_avx512() { return ops_plain(); }
+const RowOps& row_ops_avx512() { return row_ops_plain(); }
 }  // namespace zt
 #endif

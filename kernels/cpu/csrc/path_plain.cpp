@@ -1,4 +1,5 @@
 // The row-wise kernels in plain C++: any processor, no intrinsics.
+#include "decoder.h"
 #include "zt.h"
 
 namespace zt {
@@ -98,10 +99,31 @@ struct Vec {
   float sum() const {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
   }
+  static Vec max(const Vec& a, const Vec& b) {
+    return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+  }
+  static Vec min(const Vec& a, const Vec& b) {
+    return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+  }
+  static Vec div(const Vec& a, const Vec& b) {
+    return each([&](int i) { return a.v[i] / b.v[i]; });
+  }
+  static Vec round(const Vec& a) {
+    return each([&](int i) { return std::nearbyint(a.v[i]); });
+  }
+  static Vec scale2(const Vec& a, const Vec& n) {
+    return each([&](int i) { return std::ldexp(a.v[i], n.v[i] == n.v[i] ? int(n.v[i]) : 0); });
+  }
+  static void transpose16(const float* from, int64_t ld, float* to) {
+    for (int64_t r = 0; r < 16; ++r)
+      for (int64_t c = 0; c < 16; ++c) to[c * 16 + r] = from[r * ld + c];
+  }
 };
 
 #include "rowwise.inc"
+#include "decoder.inc"
 
 }  // namespace plain
 const Ops& ops_plain() { return plain::table; }
+const RowOps& row_ops_plain() { return plain::row_table; }
 }  // namespace zt

@@ -51,7 +51,8 @@ struct Problem {
   const void* bias = nullptr;  // [N] of dtype, or null
   void* y = nullptr;           // [T, N], row stride y_ld
   int64_t y_ld = 0;
-  bool add = false;  // add onto y instead of overwriting it
+  bool add = false;    // add onto y instead of overwriting it
+  bool y_f32 = false;  // y is float32 whatever dtype says (the AMX path; bias is not added then)
   Bank bank;
   std::vector<int64_t> order;  // token numbers, sorted by variant
   std::vector<Group> groups;
@@ -99,6 +100,15 @@ inline uint16_t f32_to_bf16(float value) {
   std::memcpy(&bits, &value, 4);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40);  // keep NaN a NaN
   return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// Rounding of W0 + alpha S to bf16 that keeps small deltas: `zen_train.kernels.common.dither` says why and how.
+constexpr uint32_t kGolden = 0x9e37;
+
+inline uint16_t dither_bf16(float value, int64_t column) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return uint16_t((bits + ((uint32_t(column) * kGolden) & 0xffffu)) >> 16);
 }
 
 }  // namespace zt

@@ -55,10 +55,10 @@ def check_overrides(words: Iterable[str]) -> None:
 
 
 def config_groups() -> dict[str, list[str]]:
-    """Config groups and their choices, from the files in conf/."""
+    """Config groups of a training run and their choices, from the files in conf/."""
     groups = {}
     for folder in resources.files("zen_train.conf").iterdir():
-        if folder.is_dir():
+        if folder.is_dir() and folder.name != "serve":
             choices = [file.name[:-5] for file in folder.iterdir() if file.name.endswith(".yaml")]
             if choices:
                 groups[folder.name] = sorted(choices)

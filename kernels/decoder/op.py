@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from zen_train.kernels.bitdelta_linear.registration import check_values
 from zen_train.kernels.common import DeltaBank
 from zen_train.kernels.cpu import load, path_number
 
@@ -126,6 +127,8 @@ def head_logits(
             x_TK, weight_NK, bank.sign_VPNB, bank.row_scale_VPN, plane_PT, path_number()
         )
     if chosen == "reference":
+        for plane_T in plane_PT:
+            check_values(bank.sign_VPNB, bank.row_scale_VPN, bank.col_scale_VPK, plane_T)
         return linear_planes(x_TK.to(torch.float32), weight_NK, bank, plane_PT)
     return linear(x_TK, weight_NK, bank, plane_PT).to(torch.float32)
 
@@ -158,4 +161,5 @@ def use_huge_pages(*tensors: Tensor, now: bool = True) -> bool:
     ours = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.numel()]
     if not load():
         return False
-    return all([bool(torch.ops.zen_train.cpu_huge_pages(tensor, now)) for tensor in ours])
+    agreed = [bool(torch.ops.zen_train.cpu_huge_pages(tensor, now)) for tensor in ours]
+    return all(agreed)

@@ -19,15 +19,17 @@ constexpr int64_t kBlockRows = 32;
 constexpr int64_t kAheadBytes = 512 << 10;   // weights fetched ahead of their use
 constexpr int64_t kPrefetchWords = 8;        // words looked up between two prefetch steps
 constexpr int64_t kPrefetchColumns = kPrefetchWords * kWordColumns;
-constexpr int64_t kMostLines = 16;           // cache lines prefetched in one step
+constexpr int64_t kMostLines = 64;           // cache lines prefetched in one step
 constexpr int64_t kWeightStreams = 8, kSignStreams = 2;  // prefetched side by side
 constexpr int64_t kMostBlocks = 4;           // blocks of 32 rows in one piece of work
 constexpr int64_t kWideTokens = 5;           // from here on bf16 sign tiles beat int8 digits
+constexpr int64_t kTokenTiles = 3;           // tiles of tokens multiplied with one tile of weights
+constexpr int64_t kWideUnit = 16 * kTokenTiles;  // tokens whose signs are expanded once
 constexpr int64_t kFoldBytes = 256 << 10;     // folded weights kept in cache at a time
 constexpr int64_t kFoldColumns = 640;        // columns folded at a time: 32 tokens of x stay in the first cache
 constexpr int64_t kFoldTokens = 1024;        // tokens multiplied with one folded block
 
-// Up to 32 tokens of one variant and one sign plane, in one of three ways:
+// Up to 48 tokens of one variant and one sign plane, in one of three ways:
 // wide: bf16 tiles that the base product has packed already; digits: up to four tokens as int8 digit tiles;
 // lookup: up to four tokens as tables, `tables_bytes` apart.
 enum class Way { wide, digits, lookup };

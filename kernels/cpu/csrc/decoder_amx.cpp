@@ -325,7 +325,7 @@ class Blocked final : public Product {
     if (wide) slots.resize(size_t(round_up(int64_t(slots.size()), kTileTokens)), -1);
     const int64_t first = int64_t(slots.size());
     slots.insert(slots.end(), tokens, tokens + part.count);
-    const int64_t most = wide ? 32 : 4;
+    const int64_t most = wide ? kWideUnit : 4;
     for (int64_t t0 = 0; t0 < part.count && !part.slots.empty(); t0 += most) {
       const int64_t some = std::min(most, part.count - t0);
       for (int64_t t = 0; t < some && !wide; ++t)

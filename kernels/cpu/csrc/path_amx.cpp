@@ -80,8 +80,8 @@ void Few::prepare(const Problem& p, int64_t fold_tokens) {
 void Few::pack_group(const Problem& p, const Group& g, int64_t first, uint8_t*& at, float* scaled) {
   if (wide(p, g)) {
     for (int64_t plane = 0; plane < p.bank.planes; ++plane)
-      for (int64_t t0 = 0; t0 < g.count; t0 += 32)
-        units.push_back({Way::wide, g.variant, plane, first + t0, std::min<int64_t>(32, g.count - t0), nullptr, {}});
+      for (int64_t t0 = 0; t0 < g.count; t0 += kWideUnit)
+        units.push_back({Way::wide, g.variant, plane, first + t0, std::min(kWideUnit, g.count - t0), nullptr, {}});
     return;
   }
   for (int64_t t0 = 0; t0 < g.count; t0 += 4) {
@@ -111,19 +111,67 @@ void Few::pack_group(const Problem& p, const Group& g, int64_t first, uint8_t*& 
   }
 }
 
+// Sums of 32 output rows for up to three tiles of tokens: tiles 0-2 the first 16 rows, 3-5 the others. Tile 6 holds
+// weights, 7 activations; the registers behind them are renamed, so each is loaded where it is used.
+inline void zero_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+}
+inline void store_sums(float* c) {
+  _tile_stored(0, c, 64);
+  _tile_stored(1, c + 256, 64);
+  _tile_stored(2, c + 512, 64);
+  _tile_stored(3, c + 768, 64);
+  _tile_stored(4, c + 1024, 64);
+  _tile_stored(5, c + 1280, 64);
+}
+// Tiles of tokens done together, of `left`: four are two and two.
+inline int64_t tiles_at_once(int64_t left) { return left <= kTokenTiles ? left : left == 4 ? 2 : kTokenTiles; }
+
+inline __attribute__((always_inline)) void add_products(const void* a0, const void* a1, int64_t a_stride,
+                                                        const uint8_t* b, int64_t b_apart, int64_t tiles,
+                                                        bool two_rows) {
+  _tile_loadd(6, a0, a_stride);
+  _tile_loadd(7, b, 64);
+  _tile_dpbf16ps(0, 6, 7);
+  if (tiles > 1) {
+    _tile_loadd(7, b + b_apart, 64);
+    _tile_dpbf16ps(1, 6, 7);
+  }
+  if (tiles > 2) {
+    _tile_loadd(7, b + 2 * b_apart, 64);
+    _tile_dpbf16ps(2, 6, 7);
+  }
+  if (!two_rows) return;
+  _tile_loadd(6, a1, a_stride);
+  if (tiles == 1) {
+    _tile_dpbf16ps(3, 6, 7);
+    return;
+  }
+  if (tiles > 2) _tile_dpbf16ps(5, 6, 7);
+  if (tiles == 2) _tile_dpbf16ps(4, 6, 7);
+  if (tiles > 2) {
+    _tile_loadd(7, b + b_apart, 64);
+    _tile_dpbf16ps(4, 6, 7);
+  }
+  _tile_loadd(7, b, 64);
+  _tile_dpbf16ps(3, 6, 7);
+}
+
 // acc[t][r] = sum_k w[n0 + r, k] x[t, k] through bf16 tiles.
 void Few::base(const Problem& p, int64_t n0, int64_t rows, float* acc, uint8_t* scratch, Prefetcher& ahead) const {
   const auto* w = static_cast<const uint16_t*>(p.w);
   const int64_t stride = p.w_ld * 2;
   const bool two_rows = rows > 16;
   float* c_out = reinterpret_cast<float*>(scratch + 2 * kTileBytes);
-  for (int64_t t = 0; t < token_tiles; t += 2) {
-    const bool two_tokens = t + 1 < token_tiles;
+  for (int64_t t = 0, some; t < token_tiles; t += some) {
+    some = tiles_at_once(token_tiles - t);
     const uint8_t* b = x_tiles.bytes() + t * steps * kTileBytes;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    zero_sums();
     for (int64_t s = 0; s < steps; ++s) {
       const void* a0 = w + n0 * p.w_ld + s * kBf16Step;
       const void* a1 = w + (n0 + 16) * p.w_ld + s * kBf16Step;
@@ -139,33 +187,18 @@ void Few::base(const Problem& p, int64_t n0, int64_t rows, float* acc, uint8_t* 
         a_stride = 64;
       }
       if (t == 0) ahead.step();
-      _tile_loadd(6, b + s * kTileBytes, 64);
-      _tile_loadd(4, a0, a_stride);
-      _tile_dpbf16ps(0, 4, 6);
-      if (two_rows) {
-        _tile_loadd(5, a1, a_stride);
-        _tile_dpbf16ps(1, 5, 6);
-      }
-      if (two_tokens) {
-        _tile_loadd(7, b + (steps + s) * kTileBytes, 64);
-        _tile_dpbf16ps(2, 4, 7);
-        if (two_rows) _tile_dpbf16ps(3, 5, 7);
-      }
+      add_products(a0, a1, a_stride, b + s * kTileBytes, steps * kTileBytes, some, two_rows);
     }
-    _tile_stored(0, c_out, 64);
-    _tile_stored(1, c_out + 256, 64);
-    _tile_stored(2, c_out + 512, 64);
-    _tile_stored(3, c_out + 768, 64);
-    for (int64_t c = 0; c < 4; ++c) {
-      const int64_t token_tile = t + c / 2;
-      if (token_tile >= token_tiles) break;
-      __m512i m[16];
-      for (int64_t r = 0; r < 16; ++r) m[r] = _mm512_load_si512(c_out + c * 256 + r * 16);
-      transpose(m);
-      const int64_t live = std::min<int64_t>(16, int64_t(slots.size()) - token_tile * 16);
-      for (int64_t i = 0; i < live; ++i)
-        _mm512_store_si512(acc + (token_tile * 16 + i) * kBlockRows + (c % 2) * 16, m[i]);
-    }
+    store_sums(c_out);
+    for (int64_t tile = 0; tile < some; ++tile)
+      for (int64_t half = 0; half < 2; ++half) {
+        const float* c = c_out + (half * kTokenTiles + tile) * 256;
+        __m512i m[16];
+        for (int64_t r = 0; r < 16; ++r) m[r] = _mm512_load_si512(c + r * 16);
+        transpose(m);
+        const int64_t first = (t + tile) * 16, live = std::min<int64_t>(16, int64_t(slots.size()) - first);
+        for (int64_t i = 0; i < live; ++i) _mm512_store_si512(acc + (first + i) * kBlockRows + half * 16, m[i]);
+      }
   }
 }
 
@@ -250,23 +283,19 @@ void Few::digit_signs(const Problem& p, const SignUnit& unit, int64_t n0, int64_
   }
 }
 
-// As digit_signs, for up to 32 tokens: +-1 in bf16 times the activations, exact products, float32 sums.
+// As digit_signs, for up to 48 tokens: +-1 in bf16 times the activations, exact products, float32 sums.
 void Few::wide_signs(const Problem& p, const SignUnit& unit, int64_t n0, int64_t rows, float* acc, uint8_t* scratch,
                      Prefetcher& weights, Prefetcher& bits) const {
   constexpr int64_t kLag = 2, kRing = 4;
   const Bank& bank = p.bank;
   const uint8_t* sign = bank.sign_row(unit.variant, unit.plane, n0);
   const int64_t sign_steps = padded_k / kSignStep;
-  const bool two_rows = rows > 16, two_tokens = unit.tokens > 16;
+  const bool two_rows = rows > 16;
+  const int64_t tiles = (unit.tokens + 15) / 16;
   const uint8_t* b = x_tiles.bytes() + unit.first / 16 * steps * kTileBytes;
   const __m512i plus = _mm512_set1_epi16(0x3f80), minus = _mm512_set1_epi16(int16_t(0xbf80));
+  zero_sums();
   for (int64_t s = 0; s < sign_steps + kLag; ++s) {
-    if (s == 0) {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-    }
     if (s < sign_steps) {  // two tiles of 32 rows: columns 0-31, then 32-63
       uint8_t* a = scratch + s % kRing * 4 * kTileBytes;
       each_word(sign, bank.sign_n, bank.row_bytes, rows, s, [&](int64_t r, uint64_t word) {
@@ -280,34 +309,22 @@ void Few::wide_signs(const Problem& p, const SignUnit& unit, int64_t n0, int64_t
       const int64_t step = 2 * (s - kLag) + half;
       if (step >= steps) break;
       const uint8_t* a = scratch + (s - kLag) % kRing * 4 * kTileBytes + half * 2 * kTileBytes;
-      _tile_loadd(6, b + step * kTileBytes, 64);
-      _tile_loadd(4, a, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      if (two_rows) {
-        _tile_loadd(5, a + kTileBytes, 64);
-        _tile_dpbf16ps(1, 5, 6);
-      }
-      if (two_tokens) {
-        _tile_loadd(7, b + (steps + step) * kTileBytes, 64);
-        _tile_dpbf16ps(2, 4, 7);
-        if (two_rows) _tile_dpbf16ps(3, 5, 7);
-      }
+      add_products(a, a + kTileBytes, 64, b + step * kTileBytes, steps * kTileBytes, tiles, two_rows);
     }
   }
-  float* c = reinterpret_cast<float*>(scratch);
-  _tile_stored(0, c, 64);
-  _tile_stored(1, c + 256, 64);
-  _tile_stored(2, c + 512, 64);
-  _tile_stored(3, c + 768, 64);
-  for (int64_t tile = 0; tile < 4; ++tile) {
-    const int64_t half = tile % 2, t0 = tile / 2 * 16;
+  float* sums = reinterpret_cast<float*>(scratch);
+  store_sums(sums);
+  for (int64_t half = 0; half < 2; ++half) {
     const __m512 scale = row_scales(bank, unit.variant, unit.plane, n0 + half * 16, rows_mask(rows - half * 16));
-    __m512i m[16];
-    for (int64_t r = 0; r < 16; ++r) m[r] = _mm512_load_si512(c + tile * 256 + r * 16);
-    transpose(m);
-    for (int64_t i = 0; i < std::min<int64_t>(16, unit.tokens - t0); ++i) {
-      float* to = acc + (unit.first + t0 + i) * kBlockRows + half * 16;
-      _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_castsi512_ps(m[i]), scale, _mm512_load_ps(to)));
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const float* c = sums + (half * kTokenTiles + tile) * 256;
+      __m512i m[16];
+      for (int64_t r = 0; r < 16; ++r) m[r] = _mm512_load_si512(c + r * 16);
+      transpose(m);
+      for (int64_t i = 0; i < std::min<int64_t>(16, unit.tokens - tile * 16); ++i) {
+        float* to = acc + (unit.first + tile * 16 + i) * kBlockRows + half * 16;
+        _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_castsi512_ps(m[i]), scale, _mm512_load_ps(to)));
+      }
     }
   }
 }

@@ -217,13 +217,8 @@ def test_a_client_that_leaves_while_its_variant_loads_frees_its_place(tmp_path):
 def test_a_client_that_takes_nothing_of_its_answer_is_dropped(tmp_path):
     engine = ScriptEngine(reply=lambda _: "x" * 400, step_s=0.0, context_tokens=200_000)
     with serving(tmp_path, engine=engine, connection={"write_timeout_s": 0.3}) as stage:
-        ask = ASK | {
-            "stream": True,
-            "max_tokens": 90_000,
-            "ignore_eos": True,
-            "logprobs": True,
-            "top_logprobs": 3,
-        }
+        many = {"max_tokens": 90_000, "n": 8, "logprobs": True, "top_logprobs": 3}
+        ask = ASK | many | {"stream": True, "ignore_eos": True}
         body = orjson.dumps(ask)
         request = chat_request(body)
         connection = socket.socket()

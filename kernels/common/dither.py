@@ -13,10 +13,20 @@ from torch import Tensor
 
 GOLDEN = 0x9E37
 """2^16 divided by the golden ratio, odd."""
+_BLOCK = 1 << 20
 
 
 def dither_bf16(weight: Tensor) -> Tensor:
     """float32 `[..., K]` to bfloat16, each element to one of its two neighbours on the grid. Finite values only."""
-    column_K = torch.arange(weight.shape[-1], dtype=torch.int32, device=weight.device)
-    bits = weight.to(torch.float32).contiguous().view(torch.int32)
-    return ((bits + ((column_K * GOLDEN) & 0xFFFF)) & -0x10000).view(torch.float32).to(torch.bfloat16)
+    columns = weight.shape[-1]
+    threshold_K = (torch.arange(columns, dtype=torch.int32, device=weight.device) * GOLDEN) & 0xFFFF
+    out = torch.empty(weight.shape, dtype=torch.bfloat16, device=weight.device)
+    rows = max(
+        1, _BLOCK // max(columns, 1)
+    )  # a block at a time, so that no second copy of a large matrix is held
+    for part, place in zip(
+        weight.reshape(-1, columns).split(rows), out.view(-1, columns).split(rows), strict=True
+    ):
+        bits = part.to(torch.float32).contiguous().view(torch.int32) + threshold_K
+        place.copy_(bits.bitwise_and_(-0x10000).view(torch.float32))
+    return out

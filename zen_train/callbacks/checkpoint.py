@@ -31,7 +31,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class SaveLast(L.Callback):
-    """Put it after the callbacks whose state it saves."""
+    """Every N optimizer steps, and at the last one. Put it after the callbacks whose state it saves."""
 
     def __init__(self, path: Path, *, every_n_steps: int, best: BestWeights) -> None:
         self.path = path
@@ -41,7 +41,10 @@ class SaveLast(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.cadence.due(trainer.global_step):
+        step = trainer.global_step
+        at_the_end = step >= trainer.max_steps and self.cadence.last_step != step
+        if self.cadence.due(step) or at_the_end:
+            self.cadence.last_step = step
             trainer.save_checkpoint(self.path)
             if trainer.is_global_zero:
                 self.best.prune()

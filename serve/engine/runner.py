@@ -13,8 +13,9 @@ from torch import Tensor
 
 from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
 from zen_train.kernels.bitdelta_linear import unpack_signs
+from zen_train.kernels.bitdelta_linear.reference import round_folded
 from zen_train.kernels.common import DeltaBank
-from zen_train.kernels.decoder import KvPool, decoder_stack, head_logits, rms_norm
+from zen_train.kernels.decoder import KvPool, decoder_stack, head_logits, rms_norm, use_huge_pages
 from zen_train.serve.engine.batch import BatchBuilder, StepBatch, power_of_two
 from zen_train.serve.engine.graphs import GraphedForward
 from zen_train.serve.engine.parameters import EMBEDDING, FINAL_NORM
@@ -32,7 +33,7 @@ def embed(token_T: Tensor, table_NK: Tensor, bank: DeltaBank, plane_PT: Tensor) 
         slot_T = plane_T.clamp(min=0)
         scale_T = torch.where(plane_T >= 0, bank.row_scale_VPN[slot_T, 0, token], 0.0)
         out_TK += scale_T.unsqueeze(1) * unpack_signs(bank.sign_VPNB[slot_T, 0, token], bank.in_features)
-    return out_TK.to(table_NK.dtype)
+    return round_folded(out_TK, table_NK.dtype)
 
 
 class Runner:
@@ -56,6 +57,8 @@ class Runner:
             model.architecture.layers, 2, pages + builder.padding_pages, shape.kv_heads, page_tokens, shape.head_dim
         )  # fmt: skip
         self.kv = KvPool(kv=torch.zeros(size, dtype=model.dtype, device=model.blocks.device))
+        use_huge_pages(self.kv.kv, now=False)
+        use_huge_pages(model.matrices[EMBEDDING], model.matrices[model.head_target])
         builder.set_padding_pages(pages)
         self._graphed = GraphedForward(self._forward) if graphs else None
 

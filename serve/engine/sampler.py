@@ -13,10 +13,10 @@ import math
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from zen_train.kernels.decoder import top_scores
 from zen_train.serve.engine.drawing import draw
 from zen_train.serve.engine.sequence import Sequence
 from zen_train.serve.types import TokenLogprob
@@ -64,12 +64,8 @@ def sample(logits_SN: Tensor, rows: Rows[Sequence]) -> list[Sampled]:
 
 def _best_words(logits_SN: Tensor) -> list[tuple[int, float]]:
     """Place and value of each row's best score (of the first NaN, where there is one)."""
-    if logits_SN.device.type == "cpu":  # numpy's argmax is vectorised, torch's is not
-        scores_SN = logits_SN.numpy()
-        place_S = scores_SN.argmax(axis=-1)
-        return list(zip(place_S.tolist(), scores_SN[np.arange(len(place_S)), place_S].tolist(), strict=True))
-    best = logits_SN.max(dim=-1)
-    return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    value_S, place_S = top_scores(logits_SN)
+    return list(zip(place_S.tolist(), value_S.tolist(), strict=True))
 
 
 def _is_plain_greedy(row: Sequence) -> bool:

@@ -103,26 +103,28 @@ async def speed(arguments: argparse.Namespace, names: list[str], figures: Figure
     """Ours and the peer, each server alone on the machine, in turns."""
     one = names[0]
     batches = {"base x14": [BASE] * 14, "distinct x14": (names * 14)[:14]}
+
+    def add(label: str, found: dict[str, list[float]]) -> dict[str, list[float]]:
+        for key, values in found.items():  # as they come, so that an interrupted run keeps what it measured
+            unit = "ms" if key.endswith("first") else "tokens/s"
+            figures.add(f"{label}, {key}", median(values), unit, spread=spread(values))
+        return found
+
     with ours(arguments.variants, logs / "ours.log") as found:
-        mine = await rates(found.url, [BASE, one], batches, rounds=3)
+        mine = add("ours", await rates(found.url, [BASE, one], batches, rounds=3))
     theirs: dict[str, list[float]] = {}
     lora: dict[str, list[float]] = {}
     if arguments.peer:
         with peer_base(arguments.peer, logs / "peer.log") as found:
-            theirs = await rates(found.url, [BASE], {"base x14": [BASE] * 14}, rounds=3)
+            theirs = add("vLLM", await rates(found.url, [BASE], {"base x14": [BASE] * 14}, rounds=3))
         with peer_lora(arguments.peer, logs / "lora.log", adapters=14) as found:
             adapters = [f"lora{number}" for number in range(14)]
-            lora = await rates(found.url, [adapters[0]], {"distinct x14": adapters}, rounds=2)
+            lora = add(
+                "vLLM LoRA", await rates(found.url, [adapters[0]], {"distinct x14": adapters}, rounds=2)
+            )
         with ours(arguments.variants, logs / "again.log") as found:
-            again = await rates(found.url, [BASE, one], batches, rounds=3)
+            again = add("ours again", await rates(found.url, [BASE, one], batches, rounds=3))
         mine = {key: mine[key] + again[key] for key in mine}
-
-    def add(case: str, values: list[float], unit: str) -> None:
-        figures.add(case, median(values), unit, spread=spread(values))
-
-    for label, values in (("ours", mine), ("vLLM", theirs), ("vLLM LoRA", lora)):
-        for key, found_values in values.items():
-            add(f"{label}, {key}", found_values, "ms" if key.endswith("first") else "tokens/s")
 
     def ratio(
         case: str, top: list[float], bottom: list[float], bound: float, more: bool, against: str

@@ -92,7 +92,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "variants": variants,
     "train": partial(figures, "train"),
     "serve": partial(figures, "serve", left_out=r": (zen4-\w+|smollm2), P"),
-    "soak": partial(figures, "soak"),
     "rounding": partial(figures, "rounding"),
 }
 

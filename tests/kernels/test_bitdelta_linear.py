@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.kernels.cases import CASES, LONG_CASES, RUNNERS, Case, build, judge, run_linear
+from tests.kernels.cases import CASES, LONG_CASES, RUNNERS, Case, at_threads, build, judge, run_linear
 from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_add_, bitdelta_linear
 from zen_train.kernels.cpu import PATHS, load
 
@@ -55,14 +55,8 @@ def test_integer_inputs_match_bit_for_bit(backend, dtype):
 @every_backend
 def test_two_threads_give_the_result_of_one(backend):
     inputs = build(Case(m=14, n=640, k=320, mix="distinct", variants=14), torch.bfloat16)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        two = run_linear(inputs, backend)
-        torch.set_num_threads(1)
-        assert torch.equal(two, run_linear(inputs, backend))
-    finally:
-        torch.set_num_threads(threads)
+    two, one = (at_threads(count, lambda: run_linear(inputs, backend)) for count in (2, 1))
+    assert torch.equal(two, one)
 
 
 @every_backend

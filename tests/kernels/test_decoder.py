@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.kernels.cases import at_threads
 from tests.kernels.decoder_cases import (
     CASES,
     Case,
@@ -125,14 +126,8 @@ def test_a_mixed_batch_equals_each_variant_alone(backend):
 @every_backend
 def test_two_threads_give_the_result_of_one(backend):
     inputs = build(case_named("T3-real-base-and-two"), torch.bfloat16)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        two = run(inputs, backend)
-        torch.set_num_threads(1)
-        assert torch.equal(two, run(inputs, backend))
-    finally:
-        torch.set_num_threads(threads)
+    two, one = (at_threads(count, lambda: run(inputs, backend)) for count in (2, 1))
+    assert torch.equal(two, one)
 
 
 @every_backend

@@ -20,6 +20,20 @@ def series(stage) -> dict[str, float]:
     }
 
 
+def asking(stage, failures: list) -> threading.Thread:
+    """Ask in a thread; the server's error, if there is one, is added to `failures`."""
+
+    def ask():
+        try:
+            stage.client().chat.completions.create(model="tiny", messages=ASK)
+        except openai.InternalServerError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
 def test_what_is_resident_is_shown_before_any_traffic_with_one_series_a_variant(tmp_path):
     """vllm#45325."""
     with serving(tmp_path) as stage:
@@ -85,15 +99,7 @@ def test_a_dead_engine_is_not_ready_while_the_process_is_healthy(tmp_path):
     with serving(tmp_path, engine=ScriptEngine(reply=lambda _: "x" * 400, step_s=0.005)) as stage:
         assert stage.http().get("/ready").json() == {"status": "ready"}
         failures = []
-
-        def ask():
-            try:
-                stage.client().chat.completions.create(model="tiny", messages=ASK)
-            except openai.InternalServerError as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=ask)
-        thread.start()
+        thread = asking(stage, failures)
         stage.until(lambda: stage.engine.jobs, "a job runs")
         stage.engine.die("a step raised")
         thread.join(10)
@@ -143,18 +149,10 @@ def test_what_does_not_finish_in_time_is_cut_off_with_an_error(tmp_path):
         stage.engine.go.clear()
         thread = threading.Timer(0.0, stage.server.handle_exit, (signal.SIGTERM, None))
         failures = []
-
-        def ask():
-            try:
-                stage.client().chat.completions.create(model="tiny", messages=ASK)
-            except openai.InternalServerError as error:
-                failures.append(error)
-
-        asking = threading.Thread(target=ask)
-        asking.start()
+        request = asking(stage, failures)
         stage.until(lambda: stage.engine.jobs, "a job runs")
         thread.start()
-        asking.join(10)
+        request.join(10)
         assert [error.code for error in failures] == ["overloaded"]
 
 

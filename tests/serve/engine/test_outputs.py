@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.serve.engine.models import (
     CONFIGS,
@@ -13,6 +14,9 @@ from tests.serve.engine.models import (
     prompt,
     run,
 )
+from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
+from zen_train.kernels.common import DeltaBank
+from zen_train.serve.engine.runner import embed
 
 LENGTHS = (1, 5, 30, 47, 16)
 NAMES = (None, "a", "b", "two", "mlp")
@@ -109,3 +113,22 @@ def test_bf16_stays_as_close_to_float32_as_transformers_does(family, start):
     theirs = float((exact_N - rounded_N).abs().max())
     ours = max(abs(other.logprob - float(exact_N[other.token])) for other in event.top)
     assert 0 < ours <= 2 * theirs
+
+
+def test_an_embedding_of_two_planes_in_slots_equals_one_of_two_planes():
+    """Planes of one variant lie in slots anywhere; the small delta survives the rounding to bf16 as in the kernel."""
+    torch.manual_seed(0)
+    words, hidden, small = 12, 64, 1e-3
+    table_NK = (1 + torch.rand(words, hidden)).to(torch.bfloat16)
+    sign_PNB = torch.randint(0, 256, (2, words, hidden // 8), dtype=torch.uint8)
+    scale_PN = torch.full((2, words), small)
+    together = DeltaBank.zeros(variants=1, planes=2, out_features=words, in_features=hidden)
+    together.put(0, sign_PNB=sign_PNB, row_scale_PN=scale_PN)
+    apart = DeltaBank.zeros(variants=3, out_features=words, in_features=hidden)
+    for slot, plane in ((2, 0), (0, 1)):
+        apart.put(slot, sign_PNB=sign_PNB[plane, None], row_scale_PN=scale_PN[plane, None])
+    token_T = torch.arange(words)
+    plane_PT = torch.tensor([[2] * words, [0] * words], dtype=torch.int32)
+    expected = bitdelta_embedding(token_T, table_NK, together, torch.zeros(words, dtype=torch.int32))
+    assert not torch.equal(expected, table_NK)
+    assert torch.equal(embed(token_T, table_NK, apart, plane_PT), expected)

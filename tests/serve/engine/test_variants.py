@@ -26,6 +26,7 @@ from tests.serve.engine.models import (
     unload,
 )
 from zen_train.delta import DeltaArtifact
+from zen_train.serve.engine import variant_loader
 from zen_train.serve.engine.variant_plan import plan_variant
 from zen_train.serve.errors import VariantUnusableError
 
@@ -302,12 +303,39 @@ def test_vanished_files_fail_that_load_and_nothing_else(family, start, tmp_path)
     assert_equals_dense(family.dense("b"), work, run(engine, work).events["w"])
 
 
-def test_a_reload_reads_no_digest_again(family, start, monkeypatch):
-    from zen_train.serve.engine import variant_loader
-
-    hashed = []
+@pytest.fixture
+def hashed(monkeypatch):
+    """One entry for each digest that the loader takes."""
+    found = []
     digest = variant_loader.tensor_digest
-    monkeypatch.setattr(variant_loader, "tensor_digest", lambda tensor: hashed.append(1) or digest(tensor))
+    monkeypatch.setattr(variant_loader, "tensor_digest", lambda tensor: found.append(1) or digest(tensor))
+    return found
+
+
+def test_a_variant_checked_ahead_is_only_copied_by_its_first_load(family, start, hashed):
+    engine = start()
+    engine.verify(family.variants["a"])
+    checked = len(hashed)
+    assert checked > 0
+    assert slots_are_empty(engine)
+    load(engine, family, ["a"])
+    engine.verify(family.variants["a"])
+    assert len(hashed) == checked
+    work = job("w", family.hash("a"))
+    assert_equals_dense(family.dense("a"), work, run(engine, work).events["w"])
+
+
+def test_a_damaged_artifact_is_found_ahead_of_its_first_load(family, start, tmp_path):
+    folder = tmp_path / "variant"
+    shutil.copytree(family.variants["a"], folder)
+    damage(folder / "delta.safetensors", from_end=2000)
+    engine = start()
+    with pytest.raises(VariantUnusableError, match="damaged"):
+        engine.verify(folder)
+    assert "damaged" in refused(engine, family.hash("a"), folder)
+
+
+def test_a_reload_reads_no_digest_again(family, start, hashed):
     engine = start()
     for _ in range(3):
         load(engine, family, ["a"])

@@ -10,8 +10,6 @@ import pytest
 
 from tests.serve.processes import export, server_process
 
-pytestmark = pytest.mark.alone
-
 ASK = [{"role": "user", "content": "What is 1 plus 2?"}]
 SETTINGS = ("base=tiny", "port=0", "engine.slots=2", "engine.max_planes=1", "engine.kv_bytes=4000000")
 

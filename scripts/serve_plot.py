@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
-from matplotlib import pyplot
+from matplotlib import pyplot, ticker
 from serve_client import Answer
 
 
@@ -29,6 +29,8 @@ def latency_picture(answers: list[Answer], path: Path, *, title: str) -> None:
                   markeredgewidth=2)  # fmt: skip
     axes.set_yticks(range(len(models)), [f"{model} ({len(by_model[model])})" for model in models])
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(ticker.StrMethodFormatter("{x:g}"))
     axes.set_xlabel("time to first token, ms (dark: P50, red: P99)")
     axes.set_title(title, loc="left")
     axes.spines[["top", "right"]].set_visible(False)

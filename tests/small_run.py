@@ -14,7 +14,7 @@ from zen_train.callbacks.checkpoint import AtomicCheckpointIO, SaveLast
 from zen_train.callbacks.curves import Curves
 from zen_train.callbacks.merge import MergeCallback
 from zen_train.callbacks.validation import BestWeights, Validation
-from zen_train.config import MergeSection, OptimSection, TrainerSection, TuningSection
+from zen_train.config import ExportSection, MergeSection, OptimSection, TrainerSection, TuningSection
 from zen_train.data.module import TextDataModule
 from zen_train.data.records import Corpus, ask
 from zen_train.module import CausalLM
@@ -70,6 +70,7 @@ def small_run(
     save_every_n_steps: int = 2,
     tuning: TuningSection | None = None,
     optim: OptimSection | None = None,
+    export: ExportSection | None = None,
     records: int = 60,
     context_tokens: int = 128,
     extra_callbacks: tuple[L.Callback, ...] = (),
@@ -96,6 +97,7 @@ def small_run(
         tuning=tuning or TuningSection(),
         optim=optim or OptimSection(learning_rate=1e-2, warmup_steps=1),
         trainer=trainer_section,
+        export=export,
     )
     best = BestWeights(folder / "checkpoints")
     validation = Validation(data.val_dataloader, every_n_steps=validate_every_n_steps, best=best)

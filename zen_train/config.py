@@ -136,6 +136,22 @@ class ExportSection(Section):
         "auto", description="auto: unchanged, one bit within the bound, or dense"
     )
     embedding_max_relative_error: Annotated[float, Field(gt=0)] = 0.75
+    aware: bool = Field(
+        False, description="one-bit-aware fine-tuning: the exported delta is the trained model"
+    )
+    aware_share: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.5, description="of the optimizer steps, at the end of the run"
+    )
+    aware_rate: Annotated[float, Field(gt=0)] = Field(
+        2.0, description="learning rate of the latents over optim.learning_rate"
+    )
+    distill_steps: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="batches on which the scales of the finished delta are fitted to the fine-tune's logits",
+    )
+    distill_learning_rate: Annotated[float, Field(gt=0)] = Field(
+        0.01, description="of the scales' logarithms: 0.01 is about one percent a step"
+    )
     at_every_checkpoint: bool = False
     max_shard_bytes: Positive = 5_000_000_000
 

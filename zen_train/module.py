@@ -18,9 +18,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from zen_train.aware import OneBitAdamW
 from zen_train.base import Base, quiet_transformers
-from zen_train.config import OptimSection, TrainerSection, TuningSection
+from zen_train.config import ExportSection, OptimSection, TrainerSection, TuningSection
 from zen_train.data.packing import model_inputs, separates_documents
+from zen_train.delta.roles import is_embedding, is_head, is_transposed
 from zen_train.errors import ConfigError, TrainingError
 from zen_train.loss import IGNORE, head_nll, logits_nll, shifted
 from zen_train.shards import write_full_
@@ -43,11 +45,14 @@ class CausalLM(L.LightningModule):
         tuning: TuningSection,
         optim: OptimSection,
         trainer: TrainerSection,
+        export: ExportSection | None = None,
     ) -> None:
         super().__init__()
         self.base = base
         self.attention = attention
         self.tuning, self.optim, self.settings = tuning, optim, trainer
+        self.export = export or ExportSection()
+        self.one_bit: OneBitAdamW | None = None
         self.strict_loading = False  # a checkpoint holds what is trained, not what is frozen
         self.window_nll = 0.0
         self.gradient_norm = math.nan
@@ -185,7 +190,7 @@ class CausalLM(L.LightningModule):
             {"params": matrices, "weight_decay": config.weight_decay},
             {"params": others, "weight_decay": 0.0},
         ]
-        optimizer = torch.optim.AdamW(
+        optimizer: torch.optim.Optimizer = self._optimizer(
             [group for group in groups if group["params"]],
             lr=config.learning_rate,
             betas=config.betas,
@@ -196,6 +201,42 @@ class CausalLM(L.LightningModule):
             optimizer, lambda step: learning_rate_share(step, config, self.settings.max_steps)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _optimizer(self, groups: list[dict[str, Any]], **adamw: Any) -> torch.optim.AdamW:
+        """AdamW, or the one that ends with one-bit weights (`export.aware`)."""
+        if not self.export.aware:
+            return torch.optim.AdamW(groups, **adamw)
+        source, model_type = self.base.source(), self.model.config.model_type
+        coded = {
+            name: parameter
+            for name, parameter in trained_parameters(self)
+            if parameter.ndim >= 2
+            and not (self.export.embedding == "dense" and (is_embedding(name) or is_head(name)))
+        }
+        stored = {parameter: source.get(name).to(parameter.device) for name, parameter in coded.items()}
+        self.one_bit = OneBitAdamW(
+            groups,
+            base=stored,
+            transposed=[parameter for name, parameter in coded.items() if is_transposed(name, model_type)],
+            start=max(1, round(self.settings.max_steps * (1.0 - self.export.aware_share))),
+            scale=self.export.scale,
+            latent_rate=self.export.aware_rate,
+            dither=self.codes_in_bf16,
+            **adamw,
+        )
+        return self.one_bit
+
+    @property
+    def codes_in_bf16(self) -> bool:
+        """Whether the forward pass sees one-bit weights in bf16, on whose grid the base lies."""
+        source = self.base.source()
+        stored = {source.spec(name).dtype for name in source.names()}
+        return self.settings.precision == "bf16-mixed" and stored <= {torch.bfloat16}
+
+    def encode(self, *, exact: bool = False) -> None:
+        """Bring one-bit weights in step with their latents after something wrote to those; `exact`: for export."""
+        if self.one_bit is not None:
+            self.one_bit.encode(exact=exact)
 
     def configure_gradient_clipping(
         self,
@@ -259,6 +300,12 @@ def trained_parameters(module: CausalLM) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in module.model.named_parameters():
         if parameter.requires_grad:
             yield name, parameter
+
+
+def trained_values(module: CausalLM) -> Iterator[tuple[str, Tensor]]:
+    """The same with what the optimizer moves: the latent of a one-bit weight. Write to them, then `module.encode()`."""
+    for name, parameter in trained_parameters(module):
+        yield name, parameter if module.one_bit is None else module.one_bit.latent(parameter)
 
 
 def _blocks(model: nn.Module) -> nn.ModuleList:

@@ -71,6 +71,7 @@ def run(config: RunConfig, *, console: Console) -> RunResults | None:
         tuning=config.tuning,
         optim=config.optim,
         trainer=config.trainer,
+        export=config.export,
     )
     evaluator = Evaluator(
         module,
@@ -160,6 +161,7 @@ def check_sense(config: RunConfig) -> None:
             f"merge={config.merge.method} works on weight matrices, and tuning.method=lora trains factors of them. "
             "Use merge=mean or merge=none with LoRA."
         )
+    _check_one_bit_training(config)
     if config.merge.method != "none" and config.merge.every_n_steps > config.trainer.max_steps:
         warnings.warn(
             f"merge.every_n_steps={config.merge.every_n_steps} is longer than the run "
@@ -168,6 +170,29 @@ def check_sense(config: RunConfig) -> None:
         )
     if config.trainer.accelerator == "gpu" and not torch.cuda.is_available():
         raise ConfigError("trainer.accelerator=gpu, but torch sees no GPU here. Use trainer.accelerator=cpu.")
+
+
+def _check_one_bit_training(config: RunConfig) -> None:
+    """What `export.aware` and `export.distill_steps` cannot be combined with."""
+    export, strategy, method = config.export, config.trainer.strategy, config.tuning.method
+    if not export.aware and not export.distill_steps:
+        return
+    asked = "export.aware=true" if export.aware else f"export.distill_steps={export.distill_steps}"
+    if export.aware and export.distill_steps:
+        raise ConfigError(
+            f"{asked} leaves nothing that export.distill_steps={export.distill_steps} could fit. Use one of them."
+        )
+    if method == "lora":
+        raise ConfigError(
+            f"{asked} changes whole matrices, and tuning.method=lora keeps them. Use tuning.method=full."
+        )
+    if export.planes > 1:
+        raise ConfigError(f"{asked} works on one plane of signs. Use export.planes=1, found {export.planes}.")
+    if strategy == "fsdp2" or (export.distill_steps and strategy != "auto"):
+        raise ConfigError(
+            f"{asked} with trainer.strategy={strategy} is not supported. Use trainer.strategy="
+            f"{'auto or ddp' if export.aware else 'auto'}."
+        )
 
 
 def resume_command() -> str:

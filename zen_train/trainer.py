@@ -13,6 +13,7 @@ from rich.console import Console
 
 from zen_train.callbacks.checkpoint import AtomicCheckpointIO, SaveLast
 from zen_train.callbacks.curves import Curves
+from zen_train.callbacks.distill import DistillCallback
 from zen_train.callbacks.evaluate import EvaluateCallback
 from zen_train.callbacks.export import ExportCallback
 from zen_train.callbacks.graceful_stop import GracefulStop
@@ -32,6 +33,7 @@ class Callbacks:
     curves: Curves
     merge: MergeCallback | None
     validation: Validation
+    distill: DistillCallback | None
     export: ExportCallback
     evaluate: EvaluateCallback | None
     save: SaveLast
@@ -39,11 +41,12 @@ class Callbacks:
     stop: GracefulStop
 
     def in_order(self, *, progress: bool) -> list[L.Callback]:
-        """The order matters: score and merge, keep the best, export, save all that, then stop if asked."""
+        """The order matters: score and merge, keep the best, distill, export, save all that, then stop if asked."""
         measured: list[L.Callback | None] = [
             self.curves,
             self.merge,
             self.validation,
+            self.distill,
             self.export,
             self.evaluate,
         ]
@@ -79,6 +82,9 @@ def build_callbacks(
         if merging
         else None,
         validation=validation,
+        distill=DistillCallback(config.export, evaluator=evaluator if config.evaluate.enabled else None)
+        if config.export.distill_steps
+        else None,
         export=export,
         evaluate=EvaluateCallback(evaluator, export=export) if config.evaluate.enabled else None,
         save=SaveLast(folder.last_checkpoint, every_n_steps=config.checkpoint_every_n_steps, best=best),

@@ -38,10 +38,11 @@ base = prepare_base(BaseSection(name="tiny", kind="random", licence="CC0-1.0", d
 export = ExportCallback(ExportSection(), folder=folder / "delta", variant="sums",
     base_info=BaseInfo.from_folder(base.folder, known=base.fingerprint), checkpoint_every_n_steps=100, provenance=dict)
 timeout = timedelta(seconds=float(slow_s) / 2 or 600)
-strategy = DDPStrategy(process_group_backend="gloo", timeout=timeout) if strategy_name == "ddp" else (
+strategy = DDPStrategy(process_group_backend="gloo", timeout=timeout) if strategy_name != "fsdp2" else (
     ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, process_group_backend="gloo", timeout=timeout))
 run = small_run(base, folder, max_steps=8, strategy=strategy, devices=2, accumulate=2, batch_size=1,
-    merge=MergeSection(method=method, every_n_steps=2, rank=8), extra_callbacks=(export,))
+    merge=MergeSection(method=method, every_n_steps=2, rank=8), extra_callbacks=(export,),
+    export=ExportSection(aware=strategy_name == "ddp-aware"))
 run.trainer.fit_loop.epoch_loop.max_steps = steps
 run.fit(resume=run.checkpoint if resume == "resume" else None)
 digest = hashlib.sha256()
@@ -105,3 +106,11 @@ def test_sharded_and_replicated_exports_are_the_same_delta(whole, tiny_base):
     # Gradients are summed in another order, so a delta next to zero may fall on the other side.
     assert sum(same) / len(same) > 0.9
     verify_artifact(whole["fsdp2"][0] / "delta", base=tiny_base.source(), tuned=None)
+
+
+def test_one_bit_aware_training_holds_the_same_weights_on_both_ranks(tiny_base, tmp_path):
+    one, other = fit(tmp_path, "ddp-aware", method="mean")
+    assert one["digest"] == other["digest"]
+    assert one["scores"] == other["scores"]
+    assert len(one["merges"]) == 3
+    verify_artifact(tmp_path / "delta", base=tiny_base.source(), tuned=None)

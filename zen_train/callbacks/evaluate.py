@@ -32,7 +32,10 @@ class EvaluateCallback(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, CausalLM)
-        self._score("fine_tune")
+        if (
+            "fine_tune" not in self.evaluator.scores.loss
+        ):  # distillation has scored it before it took it apart
+            self._score("fine_tune")
         if dist.is_initialized():
             dist.barrier()
         artifact = DeltaArtifact.open(self.export.folder)

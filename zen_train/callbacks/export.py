@@ -72,6 +72,7 @@ class ExportCallback(L.Callback):
         if self.config.at_every_checkpoint and self.cadence.due(step) and step < trainer.max_steps:
             assert isinstance(pl_module, CausalLM)
             self.export(trainer, pl_module, self.folder.with_name(f"{self.folder.name}-step-{step}"))
+            pl_module.encode()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, CausalLM)
@@ -81,6 +82,7 @@ class ExportCallback(L.Callback):
         """Write and verify the delta of the current weights. All ranks call it; rank 0 gets the report."""
         started = time.perf_counter()
         report = None
+        module.encode(exact=True)
         with tuned_weights(module, staging=folder.with_name(f".{folder.name}-staging")) as tuned:
             if tuned is not None:
                 base = module.base.source()

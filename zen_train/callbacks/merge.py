@@ -19,15 +19,16 @@ from typing import Any
 import lightning as L
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
+from zen_train.aware import OneBitAdamW
 from zen_train.callbacks.cadence import Cadence
 from zen_train.callbacks.snapshot import Reader, Snapshot
 from zen_train.callbacks.validation import Validation
 from zen_train.config import MergeSection
 from zen_train.merge import TensorMerge, merge_tensor, merge_tensors
 from zen_train.merge.norms import sum_of_squares
-from zen_train.module import CausalLM, trained_parameters
+from zen_train.module import CausalLM, trained_values
 from zen_train.shards import read_full, read_full_as, write_full_
 
 
@@ -83,22 +84,24 @@ class MergeCallback(L.Callback):
         copy = None
         if self.config.accept == "if_not_worse":
             copy = Snapshot.save(
-                self.folder / "rollback.safetensors", trained_parameters(module), rank=module.global_rank
+                self.folder / "rollback.safetensors", trained_values(module), rank=module.global_rank
             )
         started = time.perf_counter()
         with partner.reader() as read_partner:
             merged = self._merge_weights(module, read_partner)
+        module.encode()
         seconds = time.perf_counter() - started
         loss_after = self.validation.score(trainer, module)
         accepted = copy is None or loss_after <= loss_before
         if copy is not None:
             if not accepted:
                 _barrier(self._group)
-                copy.restore_(trained_parameters(module))
+                copy.restore_(trained_values(module))
+                module.encode()
             _barrier(self._group)
             copy.delete()
         if accepted and self.config.optimizer_state == "reset":
-            trainer.optimizers[0].state.clear()
+            _reset_moments(trainer.optimizers[0])
         self.validation.hand_over(step=step, score=loss_after if accepted else loss_before)
         event = MergeEvent(
             step=step,
@@ -128,7 +131,7 @@ class MergeCallback(L.Callback):
 
     def _merge_alone(self, module: CausalLM, read_partner: Reader, totals: _Totals) -> None:
         """One process: a tensor per core, a few in memory at a time."""
-        base, parameters = _base_reader(module), dict(trained_parameters(module))
+        base, parameters = _base_reader(module), dict(trained_values(module))
         tensors = (
             (name, base(name, parameter), [read_partner(name).float(), read_full(parameter)])
             for name, parameter in parameters.items()
@@ -140,7 +143,7 @@ class MergeCallback(L.Callback):
 
     def _merge_in_turns(self, module: CausalLM, read_partner: Reader, totals: _Totals) -> None:
         """Several ranks: each computes one tensor of a turn, then all receive all of them."""
-        base, named = _base_reader(module), list(trained_parameters(module))
+        base, named = _base_reader(module), list(trained_values(module))
         world = dist.get_world_size()
         for start in range(0, len(named), world):
             turn = named[start : start + world]
@@ -158,7 +161,7 @@ class MergeCallback(L.Callback):
     def _options(self) -> dict[str, Any]:
         return {"rank": self.config.rank, "energy": self.config.energy, "seed": self.config.seed}
 
-    def _from_owner(self, parameter: nn.Parameter, weight: Tensor | None, owner: int) -> Tensor:
+    def _from_owner(self, parameter: Tensor, weight: Tensor | None, owner: int) -> Tensor:
         if weight is None:
             weight = torch.empty(parameter.shape, dtype=torch.float32, device=parameter.device)
         weight = weight.contiguous()
@@ -233,6 +236,13 @@ def _base_reader(module: CausalLM) -> Callable[[str, Tensor], Tensor]:
         return source.get(name).to(device=parameter.device, dtype=torch.float32)
 
     return read
+
+
+def _reset_moments(optimizer: torch.optim.Optimizer) -> None:
+    if isinstance(optimizer, OneBitAdamW):
+        optimizer.reset_moments()
+    else:
+        optimizer.state.clear()
 
 
 def _barrier(group: dist.ProcessGroup | None) -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from zen_train.callbacks.disk import whole_file
 from zen_train.shards import local
 
-Named = tuple[str, nn.Parameter]
+Named = tuple[str, Tensor]
 
 
 class Snapshot:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from zen_train.callbacks.cadence import Cadence
 from zen_train.callbacks.snapshot import Snapshot
 from zen_train.loss import IGNORE
-from zen_train.module import Batch, CausalLM, trained_parameters
+from zen_train.module import Batch, CausalLM, trained_values
 
 Heldout = Callable[[], Iterable[Batch]]
 """Gives this rank's share of the held-out batches, the same ones at every call."""
@@ -39,7 +39,7 @@ class BestWeights:
         """Keep the current weights when they score better than the best so far. All ranks call it."""
         if not score < self.score:
             return False
-        Snapshot.save(self._path(step), trained_parameters(module), rank=module.global_rank)
+        Snapshot.save(self._path(step), trained_values(module), rank=module.global_rank)
         self.step, self.score = step, score
         return True
 
@@ -47,7 +47,7 @@ class BestWeights:
         """The best weights, or None while there are none (or their file was deleted by hand)."""
         if self.step is None:
             return None
-        return Snapshot.find(self._path(self.step), trained_parameters(module), rank=module.global_rank)
+        return Snapshot.find(self._path(self.step), trained_values(module), rank=module.global_rank)
 
     def prune(self) -> None:
         """Delete the files of earlier bests. Call it once the newest checkpoint, which names the best, is on disk."""

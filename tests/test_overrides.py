@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from zen_train.config import RunConfig
 from zen_train.errors import ConfigError
 from zen_train.overrides import check_overrides, config_groups, explain, schema_keys
+from zen_train.run import check_sense
 
 GROUPS = config_groups()
 
@@ -125,3 +126,35 @@ def _flatten(section: dict, prefix: str = ""):
             yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "remedy"),
+    [
+        (
+            ("export.aware=true", "tuning.method=lora", "merge=none"),
+            "tuning.method=lora",
+            "tuning.method=full",
+        ),
+        (("export.aware=true", "export.planes=2"), "found 2", "export.planes=1"),
+        (("export.aware=true", "export.distill_steps=5"), "export.distill_steps=5", "one of them"),
+        (("export.aware=true", "trainer.strategy=fsdp2"), "trainer.strategy=fsdp2", "auto or ddp"),
+        (("export.distill_steps=5", "trainer.strategy=ddp"), "trainer.strategy=ddp", "trainer.strategy=auto"),
+        (("tuning.method=lora",), "merge=svd_average", "merge=mean"),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, tuple) else None,
+)
+def test_settings_that_make_no_sense_together_are_refused_with_the_remedy(words, named, remedy):
+    with pytest.raises(ConfigError) as refused:
+        check_sense(RunConfig.model_validate(composed("+variant=coder", *words)))
+    assert named in str(refused.value)
+    assert remedy in str(refused.value)
+
+
+def test_one_bit_training_alone_is_accepted():
+    for words in (
+        ("export.aware=true",),
+        ("export.aware=true", "trainer.strategy=ddp"),
+        ("export.distill_steps=5",),
+    ):
+        check_sense(RunConfig.model_validate(composed("+variant=coder", *words)))

@@ -19,11 +19,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from zen_train.kernels.common.dither import dither_bf16
+from zen_train.kernels.common.dither import dither_
 
 Scale = Literal["row", "matrix"]
 LATENT = "latent"
-_BLOCK_ELEMENTS = 1 << 20  # a block of rows at a time: the temporaries stay in the cache
+_BLOCK_ELEMENTS = 1 << 17  # rows at a time, so that what one operator wrote is in the cache for the next
 
 
 class OneBitAdamW(torch.optim.AdamW):
@@ -140,11 +140,12 @@ def _encode_matrix_(target: Tensor, latent: Tensor, base: Tensor, *, scale: Scal
         sums = [(latent[rows] - base[rows]).abs().sum(dtype=torch.float64) for rows in blocks]
         mean = (torch.stack(sums).sum() / latent.numel()).float()
     for rows in blocks:
-        origin = base[rows].float()
-        change = latent[rows] - origin
-        alpha = change.abs().mean(1, keepdim=True) if mean is None else mean
-        coded = torch.where(change >= 0, alpha, -alpha).add_(origin)
-        target[rows] = dither_bf16(coded) if dither else coded
+        origin, coded = base[rows].float(), target[rows]
+        torch.sub(latent[rows], origin, out=coded)  # x - x is +0, and copysign takes its sign
+        alpha = coded.abs().mean(1, keepdim=True) if mean is None else mean
+        torch.copysign(alpha, coded, out=coded).add_(origin)
+        if dither:
+            dither_(coded)
 
 
 def row_blocks(matrix: Tensor) -> Iterator[slice]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from zen_train.aware import Scale, row_blocks
-from zen_train.kernels.common.dither import dither_bf16
+from zen_train.kernels.common.dither import dither_
 
 Batch = Mapping[str, Tensor]
 Logits = Callable[[Batch], Tensor]
@@ -51,7 +51,7 @@ class CodedMatrix:
         alpha = self.alpha.expand(self.parameter.shape[0], 1)
         for rows in row_blocks(self.parameter):
             coded = torch.where(self.positive[rows], alpha[rows], -alpha[rows]).add_(self.base[rows])
-            self.parameter.data[rows] = dither_bf16(coded) if self.dither and not exact else coded
+            self.parameter.data[rows] = dither_(coded) if self.dither and not exact else coded
 
     @torch.no_grad()
     def pull_gradient(self) -> None:

@@ -17,9 +17,8 @@ _BLOCK = 1 << 20
 
 
 def dither_bf16(weight: Tensor) -> Tensor:
-    """float32 `[..., K]` to bfloat16, each element to one of its two neighbours on the grid. Finite values only."""
+    """`[..., K]` to bfloat16, each element to one of its two neighbours on the grid. Finite values only."""
     columns = weight.shape[-1]
-    threshold_K = (torch.arange(columns, dtype=torch.int32, device=weight.device) * GOLDEN) & 0xFFFF
     out = torch.empty(weight.shape, dtype=torch.bfloat16, device=weight.device)
     rows = max(
         1, _BLOCK // max(columns, 1)
@@ -27,6 +26,12 @@ def dither_bf16(weight: Tensor) -> Tensor:
     for part, place in zip(
         weight.reshape(-1, columns).split(rows), out.view(-1, columns).split(rows), strict=True
     ):
-        bits = part.to(torch.float32).contiguous().view(torch.int32) + threshold_K
-        place.copy_(bits.bitwise_and_(-0x10000).view(torch.float32))
+        place.copy_(dither_(part.to(torch.float32, copy=True)))
     return out
+
+
+def dither_(weight: Tensor) -> Tensor:
+    """The same for float32 in place: afterwards every element is one that bfloat16 holds. Returns `weight`."""
+    columns = torch.arange(weight.shape[-1], dtype=torch.int32, device=weight.device)
+    weight.view(torch.int32).add_((columns * GOLDEN) & 0xFFFF).bitwise_and_(-0x10000)
+    return weight

@@ -87,11 +87,33 @@ def figures(bench: str, *, left_out: str = "$^") -> str:
     return table(["figure", "measured", "bound", "holds", "against"], rows)
 
 
+def fidelity() -> str:
+    """What each method keeps of a full fine-tune's gain, with its interval; KL to the fine-tune below it."""
+    found = lines_of("fidelity")
+    methods = ["matrix", "row", "planes", "aware", "aware_1.3"]
+
+    def kept(variant: str, method: str) -> str:
+        row = found.get(f"{variant}/{method} kept")
+        if row is None:
+            return "–"
+        low, high = row["spread"]
+        return f"{row['value']:.1f} % ({low:.1f} to {high:.1f})"
+
+    rows = [
+        [case.split("/")[0], f"{row['value']:.4f}", *(kept(case.split("/")[0], method) for method in methods)]
+        for case, row in sorted(found.items())
+        if case.endswith("/full loss")
+    ]
+    return table(["variant", "full fine-tune, loss", *methods], rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "quick": quick,
     "variants": variants,
     "train": partial(figures, "train"),
     "serve": partial(figures, "serve", left_out=r": (zen4-\w+|smollm2), P"),
+    "soak": partial(figures, "soak"),
+    "fidelity": fidelity,
     "rounding": partial(figures, "rounding"),
 }
 

@@ -184,7 +184,6 @@ def test_a_sweep_runs_one_variant_after_another(data_file, tmp_path):
     assert all((tmp_path / "outputs" / name / "delta").is_dir() for name in ("chat", "math"))
 
 
-@pytest.mark.alone
 def test_two_processes_train_one_run(data_file, tmp_path):
     words = tiny(data_file, "trainer.strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
     done = zen_train(*words, cwd=tmp_path)

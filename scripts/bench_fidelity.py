@@ -15,7 +15,6 @@ divergence from the full fine-tune, and how often both would say the same token.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,11 +39,8 @@ from zen_train.loss import IGNORE, shifted
 from zen_train.module import CausalLM, load_weights_
 from zen_train.overrides import config_groups
 
-TRAINED: dict[str, list[str]] = {
-    "full": [],
-    "aware": ["export.aware=true"],
-    "aware_1.3": ["export.aware=true", "trainer.max_steps=78"],
-}
+TRAINED: dict[str, tuple[bool, int]] = {"full": (False, 60), "aware": (True, 60), "aware_1.3": (True, 78)}
+"""Fine-tunes: one-bit-aware, and optimizer steps."""
 CODED: dict[str, tuple[Scale, int]] = {"matrix": ("matrix", 1), "row": ("row", 1), "planes": ("row", 2)}
 """Deltas of the full fine-tune: scale and planes."""
 BOUNDS = {"aware": 97.5, "aware_1.3": 99.0, "planes": 97.0}
@@ -75,13 +71,9 @@ def main() -> int:
 def measure(variant: str, arguments: argparse.Namespace, figures: Figures) -> None:
     """All figures of one variant."""
     shared = [f"optim.learning_rate={arguments.learning_rate}", f"trainer.compile={arguments.compile}"]
-    runs = {
-        method: trained(
-            arguments.work / f"{variant}-{arguments.learning_rate:g}" / method, variant, [*words, *shared]
-        )
-        for method, words in TRAINED.items()
-        if method in {*arguments.methods, "full"}
-    }
+    work = arguments.work / f"{variant}-{arguments.learning_rate:g}"
+    wanted = [method for method in TRAINED if method in {*arguments.methods, "full"}]
+    runs = {method: trained(work / method, variant, method, shared) for method in wanted}
     judge = Judge(variant, arguments.tokens)
     base = judge.score()
     tuned = dict(checkpoint_weights(runs["full"]))
@@ -124,28 +116,26 @@ def measure(variant: str, arguments: argparse.Namespace, figures: Figures) -> No
 # -- runs and their weights ----------
 
 
-def trained(folder: Path, variant: str, words: list[str]) -> Path:
+def trained(folder: Path, variant: str, method: str, words: list[str]) -> Path:
     """The folder of a finished run, trained now when it is not there."""
+    aware, steps = TRAINED[method]
+    # Scores are this bench's own and the best checkpoint is not wanted: validation comes once, at the end.
+    words = [
+        f"+variant={variant}",
+        "scale=quick",
+        "merge=none",
+        f"export.aware={aware}",
+        f"trainer.max_steps={steps}",
+        f"trainer.validate_every_n_steps={steps}",
+        f"trainer.checkpoint_every_n_steps={steps}",
+        f"output_dir={folder}",
+        "overwrite=true",
+        "evaluate.sample_tokens=0",
+        "logger.wandb.mode=disabled",
+        *words,
+    ]
     if not (folder / "metrics.json").is_file():
-        command = [sys.executable, "-m", "zen_train", f"+variant={variant}", "scale=quick", "merge=none"]
-        settings = [
-            f"output_dir={folder}",
-            "overwrite=true",
-            "evaluate.sample_tokens=0",
-            "logger.wandb.mode=disabled",
-        ]
-        # Scores are this bench's own; the best checkpoint is not wanted, so validation comes once, at the end.
-        length = next(
-            (word for word in words if word.startswith("trainer.max_steps=")), "trainer.max_steps=60"
-        )
-        every = f"trainer.validate_every_n_steps={length.split('=')[1]}"
-        checkpoint = f"trainer.checkpoint_every_n_steps={length.split('=')[1]}"
-        subprocess.run(
-            [*command, *settings, every, checkpoint, *words],
-            check=True,
-            stdout=sys.stderr,
-            env={**os.environ},
-        )
+        subprocess.run([sys.executable, "-m", "zen_train", *words], check=True, stdout=sys.stderr)
     return folder
 
 

@@ -88,7 +88,7 @@ def figures(bench: str, *, left_out: str = "$^") -> str:
 
 
 def fidelity() -> str:
-    """What each method keeps of a full fine-tune's gain, with its interval; KL to the fine-tune below it."""
+    """What each method keeps of a full fine-tune's gain, with its interval."""
     found = lines_of("fidelity")
     methods = ["matrix", "row", "planes", "aware", "aware_1.3"]
 

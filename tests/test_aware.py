@@ -87,6 +87,14 @@ def test_the_exported_delta_is_the_trained_model(tiny_base, tmp_path, precision)
         assert row.kind != "sign" or row.relative_error < 1e-3, row
 
 
+def test_matrices_stored_transposed_are_coded_by_their_output_rows(gpt2_base, tmp_path):
+    export = exporting(gpt2_base, tmp_path)
+    run = small_run(gpt2_base, tmp_path, export=AWARE, extra_callbacks=(export,)).fit()
+    applied = dict(iter_applied(DeltaArtifact.open(tmp_path / "delta"), gpt2_base.source()))
+    for name, weight in run.weights().items():
+        torch.testing.assert_close(applied[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+
+
 def test_training_sees_the_code_and_learns_from_it(tiny_base, tmp_path):
     seen = {}
 

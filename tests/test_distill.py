@@ -1,5 +1,6 @@
 """Scale distillation: only scales move, towards the fine-tune's logits (BitDelta's released code moved more)."""
 
+import lightning as L
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from zen_train.callbacks.distill import DistillCallback
 from zen_train.config import ExportSection
 from zen_train.delta import DeltaArtifact
 from zen_train.distill import CodedMatrix, distill, real_tokens
+from zen_train.errors import ConfigError
 
 DISTILL = ExportSection(distill_steps=6)
 
@@ -48,6 +50,27 @@ def test_it_finds_the_scales_of_a_linear_layer(scale):
     assert len(losses) == 400
     assert reached - least <= 0.2 * (start - least)
     assert torch.equal((weight.detach() - base).sign(), change.sign())
+
+
+def test_what_is_exported_dense_is_not_coded(tiny_base, tmp_path):
+    dense = ExportSection(distill_steps=2, embedding="dense")
+    name, seen = "model.embed_tokens.weight", {}
+
+    class Look(L.Callback):
+        def on_train_end(self, trainer, pl_module):
+            seen["tuned"] = dict(pl_module.model.named_parameters())[name].detach().clone()
+
+    distilling = DistillCallback(dense, evaluator=None)
+    run = small_run(tiny_base, tmp_path, export=dense, extra_callbacks=(Look(), distilling)).fit()
+    assert torch.equal(run.weights()[name], seen["tuned"])
+    assert len(distilling.losses) == 2
+
+
+def test_matrices_stored_another_way_are_refused_before_the_first_step(gpt2_base, tmp_path):
+    run = small_run(gpt2_base, tmp_path, extra_callbacks=(DistillCallback(DISTILL, evaluator=None),))
+    with pytest.raises(ConfigError, match=r"c_attn\.weight.*export\.distill_steps=0"):
+        run.fit()
+    assert run.trainer.global_step == 0
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])

@@ -87,9 +87,8 @@ def distill(
     for matrix in matrices:
         matrix.write()
     for number, batch in enumerate(steps):
-        for (
-            group
-        ) in optimizer.param_groups:  # linear to zero: the last steps average the noise of the batches out
+        # Linear to zero: the last steps average the noise of the batches out.
+        for group in optimizer.param_groups:
             group["lr"] = learning_rate * (1.0 - number / len(steps))
         with torch.no_grad():
             target = teacher(batch)

@@ -206,13 +206,7 @@ class CausalLM(L.LightningModule):
         """AdamW, or the one that ends with one-bit weights (`export.aware`)."""
         if not self.export.aware:
             return torch.optim.AdamW(groups, **adamw)
-        source, model_type = self.base.source(), self.model.config.model_type
-        coded = {
-            name: parameter
-            for name, parameter in trained_parameters(self)
-            if parameter.ndim >= 2
-            and not (self.export.embedding == "dense" and (is_embedding(name) or is_head(name)))
-        }
+        source, model_type, coded = self.base.source(), self.model.config.model_type, self.coded_parameters()
         stored = {parameter: source.get(name).to(parameter.device) for name, parameter in coded.items()}
         self.one_bit = OneBitAdamW(
             groups,
@@ -225,6 +219,15 @@ class CausalLM(L.LightningModule):
             **adamw,
         )
         return self.one_bit
+
+    def coded_parameters(self) -> dict[str, nn.Parameter]:
+        """What one-bit training codes: every trained matrix, embedding and head unless they are exported dense."""
+        dense = self.export.embedding == "dense"
+        return {
+            name: parameter
+            for name, parameter in trained_parameters(self)
+            if parameter.ndim >= 2 and not (dense and (is_embedding(name) or is_head(name)))
+        }
 
     @property
     def codes_in_bf16(self) -> bool:

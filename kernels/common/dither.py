@@ -20,9 +20,8 @@ def dither_bf16(weight: Tensor) -> Tensor:
     """`[..., K]` to bfloat16, each element to one of its two neighbours on the grid. Finite values only."""
     columns = weight.shape[-1]
     out = torch.empty(weight.shape, dtype=torch.bfloat16, device=weight.device)
-    rows = max(
-        1, _BLOCK // max(columns, 1)
-    )  # a block at a time, so that no second copy of a large matrix is held
+    # A block at a time, so that no second copy of a large matrix is held.
+    rows = max(1, _BLOCK // max(columns, 1))
     for part, place in zip(
         weight.reshape(-1, columns).split(rows), out.view(-1, columns).split(rows), strict=True
     ):

@@ -1,4 +1,4 @@
-"""The decoder's operators under `torch.library`, the functions around them, and the benchmark script."""
+"""The decoder's operators as PyTorch has them registered, the functions around them, and the benchmark script."""
 
 import json
 import os

@@ -14,6 +14,7 @@ from zen_train.config import ExportSection
 from zen_train.data.packing import model_inputs
 from zen_train.delta.roles import is_transposed
 from zen_train.distill import CodedMatrix, Logits, distill, logits_of, real_tokens
+from zen_train.errors import ConfigError
 from zen_train.evaluate import Evaluator
 from zen_train.module import Batch, CausalLM, trained_parameters
 
@@ -27,6 +28,18 @@ class DistillCallback(L.Callback):
         self.losses: list[float] = []
         self.seconds = 0.0
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse before the first step what could not be fitted after the last one."""
+        assert isinstance(pl_module, CausalLM)
+        model_type = pl_module.model.config.model_type
+        for name, parameter in pl_module.coded_parameters().items():
+            if parameter.ndim != 2 or is_transposed(name, model_type):
+                raise ConfigError(
+                    f"export.distill_steps={self.config.distill_steps} fits matrices stored [out, in], and {name} of "
+                    f"this {model_type} model is {list(parameter.shape)}, stored another way. Use "
+                    "export.distill_steps=0, or export.aware=true."
+                )
+
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, CausalLM)
         if self.evaluator is not None:
@@ -34,7 +47,6 @@ class DistillCallback(L.Callback):
         started = time.perf_counter()
         teacher = copy.deepcopy(pl_module.model).eval().requires_grad_(False)
         source, trained = pl_module.base.source(), dict(trained_parameters(pl_module))
-        transposed = {name for name in trained if is_transposed(name, pl_module.model.config.model_type)}
         coded = [
             CodedMatrix(
                 parameter,
@@ -42,8 +54,7 @@ class DistillCallback(L.Callback):
                 scale=self.config.scale,
                 dither=pl_module.codes_in_bf16,
             )
-            for name, parameter in trained.items()
-            if parameter.ndim == 2 and name not in transposed
+            for name, parameter in pl_module.coded_parameters().items()
         ]
         moving = {id(matrix.parameter) for matrix in coded}
         for parameter in trained.values():

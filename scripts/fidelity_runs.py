@@ -1,0 +1,80 @@
+"""Training runs of the fidelity bench: commands that a user would type, finished ones kept and not repeated."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+WEIGHTS = "weights.safetensors"
+"""The trained weights of a plain run, float32: what its checkpoint holds without the optimizer's moments."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run. `seconds`: of its training steps alone."""
+
+    folder: Path
+    seconds: float
+
+    @property
+    def delta(self) -> Path:
+        return self.folder / "delta"
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(name inside the model, float32) of a plain run."""
+        with safe_open(self.folder / WEIGHTS, framework="pt") as file:
+            for name in file.keys():
+                yield name, file.get_tensor(name)
+
+
+def trained(folder: Path, variant: str, *, steps: int, learning_rate: float, words: list[str]) -> Run:
+    """A run without merging, trained now when it is not in `folder`."""
+    done = folder / "run.json"
+    if not done.is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        _train(folder, variant, steps, learning_rate, words)
+        if not any("export.aware=true" in word for word in words):
+            _keep_weights(folder)
+        shutil.rmtree(folder / "checkpoints")
+        seconds = json.loads((folder / "metrics.json").read_text())["results"]["seconds"]["train"]
+        done.write_text(json.dumps({"seconds": seconds}))
+    return Run(folder, json.loads(done.read_text())["seconds"])
+
+
+def _train(folder: Path, variant: str, steps: int, learning_rate: float, words: list[str]) -> None:
+    # The bench scores by itself and takes the last weights: the run validates once, at its end.
+    fixed = [
+        f"+variant={variant}",
+        "scale=quick",
+        "merge=none",
+        "data.eval_tokens=1024",
+        f"trainer.max_steps={steps}",
+        f"trainer.validate_every_n_steps={steps}",
+        f"trainer.checkpoint_every_n_steps={steps}",
+        f"optim.learning_rate={learning_rate}",
+        f"output_dir={folder}",
+        "evaluate.enabled=false",
+        "logger.wandb.mode=disabled",
+    ]
+    subprocess.run([sys.executable, "-m", "zen_train", *fixed, *words], check=True, stdout=sys.stderr)
+
+
+def _keep_weights(folder: Path) -> None:
+    saved = torch.load(
+        folder / "checkpoints" / "last.ckpt", weights_only=True, mmap=True, map_location="cpu"
+    )
+    weights = {
+        name.removeprefix("model.").replace("_orig_mod.", ""): tensor.contiguous()
+        for name, tensor in saved["state_dict"].items()
+    }
+    save_file(weights, folder / WEIGHTS)

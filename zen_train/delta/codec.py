@@ -3,7 +3,7 @@
     D_hat = alpha * S,  S in {-1, +1},  alpha = mean|D| per output row or per matrix   (arXiv 2402.10193)
 
 mean|D| minimises ||D - alpha*S||_F for S = sign(D). An element that is exactly zero takes +1. Each further
-plane codes what the planes before left over. Packing: bit i of byte j of a row is input column 8j+i, 1 = +1,
+plane codes what the planes before left over; then all planes are refined together (see `refine`). Packing: bit i of byte j of a row is input column 8j+i, 1 = +1,
 padding bits 0. Arithmetic is float32; sums are accumulated in float64. All work goes block by block over rows
 (see `rows`), so that the memory beyond the packed result is a few megabytes.
 
@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from zen_train.delta.refine import refine_planes
 from zen_train.delta.rows import (
     Block,
     Float32,
@@ -123,6 +124,10 @@ def encode(
         if number == 0:
             delta_square = float(squares.sum())
         done.append(Plane(packed.sign_RB.view(*stack, rows, packed_width(columns)), alpha))
+    if planes > 1 and 0.0 < delta_square < float("inf"):
+        refined, refined_square = refine_planes(base.cpu(), tuned.cpu(), done, transposed=transposed)
+        if refined_square < error_square:
+            done, error_square = [Plane(*plane) for plane in refined], refined_square
     total = max(tuned.numel(), 1)
     noisy_R = zeros_R if scale == "matrix" else zeros_R[done[0].alpha.view(-1) > 0]
     return EncodedTensor(

@@ -102,12 +102,13 @@ class Judge:
             for name, parameter in parameters.items()
             if parameter.ndim == 2
         }
+        batches: list[Any] = list(islice(iter(self.data.train_dataloader()), steps))
         with torch.autocast("cpu", torch.bfloat16):
             distill(
                 coded.values(),
                 student=logits_of(self.module.model, model_inputs),
                 teacher=logits_of(teacher, model_inputs),
-                batches=list(islice(iter(self.data.train_dataloader()), steps)),
+                batches=batches,
                 learning_rate=learning_rate,
             )
         return ((name, parameter.detach().clone()) for name, parameter in parameters.items())

@@ -33,7 +33,8 @@ class Run:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name inside the model, float32) of a plain run."""
         with safe_open(self.folder / WEIGHTS, framework="pt") as file:
-            for name in file.keys():
+            names = file.keys()
+            for name in names:
                 yield name, file.get_tensor(name)
 
 
@@ -70,9 +71,7 @@ def _train(folder: Path, variant: str, steps: int, learning_rate: float, words: 
 
 
 def _keep_weights(folder: Path) -> None:
-    saved = torch.load(
-        folder / "checkpoints" / "last.ckpt", weights_only=True, mmap=True, map_location="cpu"
-    )
+    saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True, mmap=True, map_location="cpu")
     weights = {
         name.removeprefix("model.").replace("_orig_mod.", ""): tensor.contiguous()
         for name, tensor in saved["state_dict"].items()

@@ -132,6 +132,13 @@ class ExportSection(Section):
         "row", description="one alpha per output row, or per matrix (paper)"
     )
     planes: Positive = Field(1, description="sign planes, one bit a weight each")
+    bits_per_weight: Annotated[float, Field(gt=0, le=8)] | None = Field(
+        None,
+        description="instead of planes: so many bits a weight on average, spread over the matrices by what they gain",
+    )
+    sensitivity_batches: Positive = Field(
+        16, description="backward passes that measure how much the output depends on each matrix"
+    )
     embedding: Literal["auto", "sign", "dense"] = Field(
         "auto", description="auto: unchanged, one bit within the bound, or dense"
     )

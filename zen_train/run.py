@@ -175,6 +175,8 @@ def check_sense(config: RunConfig) -> None:
 def _check_one_bit_training(config: RunConfig) -> None:
     """What `export.aware` and `export.distill_steps` cannot be combined with."""
     export, strategy, method = config.export, config.trainer.strategy, config.tuning.method
+    if export.bits_per_weight is not None:
+        _check_bits(config, export.bits_per_weight)
     if not export.aware and not export.distill_steps:
         return
     asked = "export.aware=true" if export.aware else f"export.distill_steps={export.distill_steps}"
@@ -192,6 +194,23 @@ def _check_one_bit_training(config: RunConfig) -> None:
         raise ConfigError(
             f"{asked} with trainer.strategy={strategy} is not supported. Use trainer.strategy="
             f"{'auto or ddp' if export.aware else 'auto'}."
+        )
+
+
+def _check_bits(config: RunConfig, bits: float) -> None:
+    """What `export.bits_per_weight` cannot be combined with."""
+    export, asked = config.export, f"export.bits_per_weight={bits:g}"
+    if export.planes > 1:
+        raise ConfigError(
+            f"{asked} and export.planes={export.planes} both say how many bits. Use one of them."
+        )
+    if export.aware or export.distill_steps:
+        other = "export.aware=true" if export.aware else f"export.distill_steps={export.distill_steps}"
+        raise ConfigError(f"{asked} spreads sign planes, and {other} works on one plane. Use one of them.")
+    if config.tuning.method == "lora" or config.trainer.strategy != "auto":
+        raise ConfigError(
+            f"{asked} measures whole matrices in one process. Use tuning.method=full and trainer.strategy=auto, found "
+            f"{config.tuning.method} and {config.trainer.strategy}."
         )
 
 

@@ -107,7 +107,9 @@ def test_planes_together_are_never_worse_than_one_after_the_other(scale):
         then = encode(base, left, scale=scale)
         together = encode(base, delta, scale=scale, planes=planes)
         assert together.error_square <= then.error_square * (1 + 1e-5) + 1e-9
-        assert measure(base, delta, together.planes)[1] == pytest.approx(together.error_square, rel=1e-4, abs=1e-9)
+        assert measure(base, delta, together.planes)[1] == pytest.approx(
+            together.error_square, rel=1e-4, abs=1e-9
+        )
 
 
 def test_alpha_is_summed_in_float64():

@@ -233,6 +233,21 @@ def test_scales_and_planes_are_recorded_and_read_back(tmp_path, scale, planes):
     assert report.relative_error == pytest.approx({1: 0.6, 3: 0.2}[planes], abs=0.1)
 
 
+def test_planes_can_differ_by_tensor_and_zero_drops_a_delta(tmp_path):
+    pair = make_pair(tmp_path)
+    base, tuned = FolderSource(pair.base), FolderSource(pair.tuned)
+    up, down, gate = (f"model.layers.0.mlp.{which}_proj.weight" for which in ("up", "down", "gate"))
+    export(pair, tmp_path / "delta", planes={up: 0, down: 3})
+    artifact = DeltaArtifact.open(tmp_path / "delta")
+    assert [artifact.entry(name).planes for name in (up, down, gate)] == [0, 3, 1]
+    assert (artifact.entry(up).kind, artifact.entry(up).relative_error) == ("same", 1.0)
+    verify_artifact(tmp_path / "delta", base=base, tuned=tuned)
+    applied = dict(iter_applied(artifact, base))
+    assert torch.equal(applied[up], base.get(up).float())
+    left, whole = applied[down] - tuned.get(down), base.get(down).float() - tuned.get(down)
+    assert left.norm() < 0.3 * whole.norm()
+
+
 def test_more_planes_are_closer(tmp_path):
     pair = make_pair(tmp_path)
     errors = [export(pair, tmp_path / f"d{n}", planes=n).relative_error for n in (1, 2, 3)]

@@ -22,7 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from zen_train.callbacks.allocation import planes_by_sensitivity
 from zen_train.callbacks.cadence import Cadence
+from zen_train.callbacks.probe import refuse_other_forms
 from zen_train.config import ExportSection
 from zen_train.delta import (
     ArtifactReport,
@@ -65,6 +67,13 @@ class ExportCallback(L.Callback):
         self.report: ArtifactReport | None = None
         self.seconds = 0.0
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse before the first step what could not be measured after the last one."""
+        assert isinstance(pl_module, CausalLM)
+        if self.config.bits_per_weight is not None:
+            asked = f"export.bits_per_weight={self.config.bits_per_weight:g}"
+            refuse_other_forms(pl_module, asked, "export.planes")
+
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -83,6 +92,7 @@ class ExportCallback(L.Callback):
         started = time.perf_counter()
         report = None
         module.encode(exact=True)
+        planes = planes_by_sensitivity(trainer, module, self.config) or self.config.planes
         with tuned_weights(module, staging=folder.with_name(f".{folder.name}-staging")) as tuned:
             if tuned is not None:
                 base = module.base.source()
@@ -94,7 +104,7 @@ class ExportCallback(L.Callback):
                     variant=self.variant,
                     step=trainer.global_step,
                     scale=self.config.scale,
-                    planes=self.config.planes,
+                    planes=planes,
                     embedding=self.config.embedding,
                     embedding_max_relative_error=self.config.embedding_max_relative_error,
                     provenance=self.provenance(),

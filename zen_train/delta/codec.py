@@ -3,9 +3,10 @@
     D_hat = alpha * S,  S in {-1, +1},  alpha = mean|D| per output row or per matrix   (arXiv 2402.10193)
 
 mean|D| minimises ||D - alpha*S||_F for S = sign(D). An element that is exactly zero takes +1. Each further
-plane codes what the planes before left over; then all planes are refined together (see `refine`). Packing: bit i of byte j of a row is input column 8j+i, 1 = +1,
-padding bits 0. Arithmetic is float32; sums are accumulated in float64. All work goes block by block over rows
-(see `rows`), so that the memory beyond the packed result is a few megabytes.
+plane codes what the planes before left over; then all planes are refined together (see `refine`). Packing: bit i
+of byte j of a row is input column 8j+i, 1 = +1, padding bits 0. Arithmetic is float32; sums are accumulated in
+float64. All work goes block by block over rows (see `rows`), so that the memory beyond the packed result is a few
+megabytes.
 
 A stored parameter `[..., out, in]`, or `[..., in, out]` with `transposed=True`, has sign `[..., out,
 ceil(in/8)]` and alpha `[..., out]` (scale "row") or `[..., 1]` (scale "matrix": one for each matrix of a

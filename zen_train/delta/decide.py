@@ -30,7 +30,7 @@ class ExportOptions:
     """
 
     scale: Scale = "row"
-    planes: int = 1
+    planes: int | Mapping[str, int] = 1  # by parameter: what is not named has 1; 0 drops its delta
     embedding: EmbeddingRule = "auto"  # embedding and head: by the bound, always packed, never packed
     embedding_max_relative_error: float = 0.75
     matrix_max_relative_error: float | None = None
@@ -43,14 +43,21 @@ class ExportOptions:
             raise DeltaError(
                 f"embedding={self.embedding!r} is unknown; allowed: {', '.join(EMBEDDING_RULES)}"
             )
-        if self.planes < 1:
-            raise DeltaError(f"planes={self.planes} is not possible; at least 1 is needed")
+        if isinstance(self.planes, int):
+            if self.planes < 1:
+                raise DeltaError(f"planes={self.planes} is not possible; at least 1 is needed")
+        elif wrong := [name for name, planes in self.planes.items() if planes < 0]:
+            raise DeltaError(f"planes of {wrong[0]} is {self.planes[wrong[0]]}; 0 or more is needed")
         if isinstance(self.transposed, str):
             raise DeltaError("transposed must be a collection of parameter names, found one text")
 
     def is_transposed(self, name: str, model_type: str | None) -> bool:
         """True when `name` is stored `[in, out]`."""
         return roles.is_transposed(name, model_type) if self.transposed is None else name in self.transposed
+
+    def planes_of(self, name: str) -> int:
+        """How many planes `name` gets; 0: its delta is dropped."""
+        return self.planes if isinstance(self.planes, int) else self.planes.get(name, 1)
 
     def max_relative_error(self, name: str) -> float | None:
         """The bound that `name` must keep to be packed; None for no bound."""
@@ -90,15 +97,22 @@ def decide(
             return Decision(entry=replace(entry, kind="same"), parts={})
         return Decision(entry=entry, parts={"dense": tuned})
     shared = tuned[: base.shape[0]] if pair.grown else tuned
-    coded = None
-    if shared.dim() >= 2:
+    coded, planes = None, options.planes_of(pair.name)
+    if shared.dim() >= 2 and planes:
         transposed = options.is_transposed(pair.name, model_type)
-        coded = encode(base, shared, scale=options.scale, planes=options.planes, transposed=transposed)
+        coded = encode(base, shared, scale=options.scale, planes=planes, transposed=transposed)
         delta_square = coded.delta_square
     else:
         delta_square = square_distance(shared, base)
     if not delta_square < float("inf"):
         raise DeltaError("it holds NaN or infinite values")
+    if shared.dim() >= 2 and not planes and delta_square > 0 and not pair.grown:
+        return Decision(
+            entry=replace(entry, kind="same", relative_error=1.0),
+            parts={},
+            delta_square=delta_square,
+            error_square=delta_square,
+        )
     packs = delta_square > 0 and coded is not None and _may_pack(pair, coded, options)
     if delta_square > 0 and not packs:
         stored, error_square = stored_form(tuned, base.dtype, delta_square)

@@ -26,7 +26,11 @@ def largest_entries(
         if len(pair.tuned.shape) >= 2:
             transposed = options.is_transposed(pair.name, model_type)
             entry = replace(
-                entry, kind="sign", scale=options.scale, planes=options.planes, transposed=transposed
+                entry,
+                kind="sign",
+                scale=options.scale,
+                planes=max(1, options.planes_of(pair.name)),
+                transposed=transposed,
             )
         if pair.grown:
             entry = replace(entry, kind="rows", base_rows=pair.base.shape[0])
@@ -54,7 +58,7 @@ def upper_bytes(pairs: list[Pair], options: ExportOptions) -> int:
         certain = (
             len(pair.tuned.shape) >= 2 and options.max_relative_error(pair.name) is None and not pair.grown
         )
-        per_row = options.planes * (pair.tuned.shape[-1] // 8 + 5) if certain else 0
+        per_row = options.planes_of(pair.name) * (pair.tuned.shape[-1] // 8 + 5) if certain else 0
         packed = prod(pair.tuned.shape[:-1]) * per_row
         total += packed if certain else 4 * pair.tuned.numel
     return total

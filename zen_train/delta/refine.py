@@ -46,7 +46,9 @@ def refine_planes(
         # From the largest scale down, what is left of an element decides its next sign: the nearest level.
         largest_first_GP = -np.sort(-alpha_GP, axis=1)
         new_PRB, sums = _nearest(base, tuned, largest_first_GP.repeat(rows // groups, axis=0), transposed)
-        found_GP, found_G = _least_squares(*(each.reshape(groups, -1, *each.shape[1:]).sum(1) for each in sums))
+        found_GP, found_G = _least_squares(
+            *(each.reshape(groups, -1, *each.shape[1:]).sum(1) for each in sums)
+        )
         better_G = active_G & (found_G < error_G)
         better_R = better_G.repeat(rows // groups)
         active_G = better_G & (found_G < (1.0 - _WORTH_IT) * error_G)
@@ -55,7 +57,10 @@ def refine_planes(
         if not active_G.any():
             break
     refined = [
-        (torch.from_numpy(sign_RB.copy()).view(sign_shape), torch.from_numpy(alpha_G).float().view(alpha_shape))
+        (
+            torch.from_numpy(sign_RB.copy()).view(sign_shape),
+            torch.from_numpy(alpha_G).float().view(alpha_shape),
+        )
         for sign_RB, alpha_G in zip(sign_PRB, alpha_GP.T.copy(), strict=True)
     ]
     return refined, float(error_G.sum())
@@ -84,7 +89,9 @@ def _nearest(
         for plane, sign_RK in enumerate(signs):
             product_RP[start:stop, plane] = np.einsum("rk,rk->r", sign_RK, delta_RK, dtype=np.float64)
             for other, other_RK in enumerate(signs):
-                gram_RPP[start:stop, plane, other] = np.einsum("rk,rk->r", sign_RK, other_RK, dtype=np.float64)
+                gram_RPP[start:stop, plane, other] = np.einsum(
+                    "rk,rk->r", sign_RK, other_RK, dtype=np.float64
+                )
         square_R[start:stop] = np.einsum("rk,rk->r", delta_RK, delta_RK, dtype=np.float64)
 
     run_blocks(work, row_blocks(base, tuned, transposed=transposed), tuned.numel())
@@ -95,7 +102,9 @@ def _least_squares(gram_GPP: Float64, product_GP: Float64, square_G: Float64) ->
     """Scales `[G, P]`, none negative, and the squared error `[G]` with them."""
     planes = gram_GPP.shape[-1]
     scale_G = np.maximum(gram_GPP[:, 0, 0], 1.0) ** planes
-    singular_G = np.abs(np.linalg.det(gram_GPP)) <= _SINGULAR * scale_G  # two planes are equal in the whole row
+    singular_G = (
+        np.abs(np.linalg.det(gram_GPP)) <= _SINGULAR * scale_G
+    )  # two planes are equal in the whole row
     inverse_GPP = np.linalg.inv(np.where(singular_G[:, None, None], np.eye(planes), gram_GPP))
     inverse_GPP[singular_G] = np.linalg.pinv(gram_GPP[singular_G], hermitian=True)
     alpha_GP = np.einsum("gpq,gq->gp", inverse_GPP, product_GP)

@@ -1,7 +1,7 @@
 """Write a delta artifact: base and tuned model in, one published folder out. One tensor in memory at a time.
 
 What becomes of a parameter:
-  same   equal in value to the base's; nothing is stored
+  same   equal in value to the base's, or given no planes; nothing is stored
   sign   two or more dimensions: one bit an element and float32 scales
   rows   a vocabulary that grew: the shared rows packed (or unchanged), the added rows stored whole
   dense  vectors, whatever is smaller whole than packed, and tensors beyond their error bound
@@ -42,7 +42,7 @@ def write_artifact(
     variant: str,
     step: int,
     scale: Scale = "row",
-    planes: int = 1,
+    planes: int | Mapping[str, int] = 1,
     embedding: EmbeddingRule = "auto",
     embedding_max_relative_error: float = 0.75,
     matrix_max_relative_error: float | None = None,
@@ -56,7 +56,8 @@ def write_artifact(
 ) -> ArtifactReport:
     """Export `tuned - base` to `folder`, published in one step. Peak memory is near the largest tensor.
 
-    `tuned` is read once, in the order of `export_order(tuned)`. `provenance` is plain JSON data (merge
+    `tuned` is read once, in the order of `export_order(tuned)`. `planes`: of every matrix, or by name (1 where a name
+    is absent; 0 drops a delta, and the matrix is then the base's). `provenance` is plain JSON data (merge
     history, training configuration, licence of the data). `sidecars` are tokenizer and chat-template files
     to copy. Raises DeltaError for tensors that do not fit, NaN, infinity or another base, and OutputError
     for a folder that exists or cannot be written; then nothing is left behind and an older artifact stays

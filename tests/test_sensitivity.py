@@ -50,7 +50,9 @@ def test_it_is_the_divergence_that_coding_one_matrix_causes(scale):
 def test_the_same_seed_gives_the_same_figures():
     base, tuned, logits = softmax_model()
     batches = [{"x": torch.randn(64, 16)} for _ in range(3)]
-    runs = [coding_losses(tuned, base, logits=logits, batches=batches, scale="row", seed=s) for s in (0, 0, 1)]
+    runs = [
+        coding_losses(tuned, base, logits=logits, batches=batches, scale="row", seed=s) for s in (0, 0, 1)
+    ]
     assert runs[0] == runs[1] != runs[2]
 
 
@@ -60,7 +62,9 @@ def test_a_run_exports_within_its_budget_and_the_artifact_is_sound(tiny_base, tm
     callback.config = ExportSection(bits_per_weight=bits, sensitivity_batches=4)
     run = small_run(tiny_base, tmp_path, extra_callbacks=(callback,)).fit()
     artifact = DeltaArtifact.open(tmp_path / "delta")
-    entries = [entry for entry in artifact.config.tensors.values() if len(entry.shape) == 2 and entry.kind != "tied"]
+    entries = [
+        entry for entry in artifact.config.tensors.values() if len(entry.shape) == 2 and entry.kind != "tied"
+    ]
     used = sum(entry.planes * entry.shape[0] * entry.shape[1] for entry in entries)
     whole = sum(entry.shape[0] * entry.shape[1] for entry in entries)
     assert 0.6 * bits < used / whole <= bits

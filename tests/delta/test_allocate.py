@@ -16,7 +16,9 @@ def total(loss, planes):
 def exhaustive(loss, numel, bits):
     """The best of all choices."""
     budget = bits * sum(numel.values())
-    choices = (dict(zip(loss, counts, strict=True)) for counts in itertools.product(range(4), repeat=len(loss)))
+    choices = (
+        dict(zip(loss, counts, strict=True)) for counts in itertools.product(range(4), repeat=len(loss))
+    )
     return min(total(loss, p) for p in choices if sum(numel[n] * c for n, c in p.items()) <= budget)
 
 
@@ -38,7 +40,9 @@ def test_at_most_one_step_away_from_the_best_of_all_choices(seed, bits):
     planes = allocate(loss, numel, bits=bits)
     assert sum(numel[name] * count for name, count in planes.items()) <= bits * sum(numel.values())
     largest_step = max(losses[0] - min(losses) for losses in loss.values())
-    assert exhaustive(loss, numel, bits) <= total(loss, planes) <= exhaustive(loss, numel, bits) + largest_step
+    assert (
+        exhaustive(loss, numel, bits) <= total(loss, planes) <= exhaustive(loss, numel, bits) + largest_step
+    )
 
 
 def test_equal_matrices_of_one_size_get_equal_planes():

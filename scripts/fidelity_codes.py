@@ -1,0 +1,104 @@
+"""Training-free codes of one delta matrix, ours and others', as what they make of it and the bits that they take.
+
+All take `D = W1 - W0`, float32 `[N, K]`, and return (`D_hat`, bits). Peers:
+- `low_rank`: truncated SVD, factors in bf16, of the rank that one bit a weight pays for.
+- `delta_come`: Delta-CoMe (arXiv 2406.08903), singular vectors in mixed precision: 2 at 8 bits, 32 at 3, then 2 bits
+  as far as the budget of one bit a weight goes; rounded to nearest in groups of 128 (the paper calibrates with GPTQ,
+  which needs activations: its own figures are better than this by what GPTQ gains).
+- `ternary`: -a, 0, +a with the threshold 0.7 mean|D| (TWN, arXiv 1605.04711); its size is its entropy, which no format
+  that can be indexed reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from zen_train.delta.codec import Scale, decode, encode
+
+Code = Callable[[Tensor], tuple[Tensor, float]]
+_SCALE_BITS = 32
+_GROUP = 128
+
+
+def planes(delta_NK: Tensor, *, scale: Scale, count: int) -> tuple[Tensor, float]:
+    """Ours: sign planes with scales by row or by matrix."""
+    coded = encode(torch.zeros_like(delta_NK), delta_NK, scale=scale, planes=count)
+    scales = sum(plane.alpha.numel() for plane in coded.planes)
+    return decode(coded.planes, tuple(delta_NK.shape)), count * delta_NK.numel() + _SCALE_BITS * scales
+
+
+def low_rank(delta_NK: Tensor, *, bits: float = 1.0) -> tuple[Tensor, float]:
+    """The best approximation of a rank, by Eckart and Young."""
+    rank = max(1, int(bits * delta_NK.numel() / (16 * sum(delta_NK.shape))))
+    left_NR, right_RK = (factor.bfloat16().float() for factor in _factors(delta_NK, rank))
+    return left_NR @ right_RK, 16.0 * rank * sum(delta_NK.shape)
+
+
+def delta_come(delta_NK: Tensor, *, bits: float = 1.0) -> tuple[Tensor, float]:
+    """Singular vectors in 8, 3 and 2 bits."""
+    left, budget = bits * delta_NK.numel(), 0.0
+    widths: list[int] = []
+    for width, most in ((8, 2), (3, 32), (2, min(delta_NK.shape))):
+        cost = _vector_bits(width) * sum(delta_NK.shape)
+        count = min(most, min(delta_NK.shape) - len(widths), int((left - budget) / cost))
+        widths += [width] * count
+        budget += cost * count
+    left_NR, right_RK = _factors(delta_NK, len(widths))
+    width_R = torch.tensor(widths)
+    left_RN = _rounded(left_NR.T, width_R)
+    return left_RN.T @ _rounded(right_RK, width_R), budget
+
+
+def ternary(delta_NK: Tensor) -> tuple[Tensor, float]:
+    """-a, 0, +a by row."""
+    size_NK = delta_NK.abs()
+    kept_NK = size_NK > 0.7 * size_NK.mean(1, keepdim=True)
+    count_N1 = kept_NK.sum(1, keepdim=True).clamp_min(1)
+    alpha_N1 = (size_NK * kept_NK).sum(1, keepdim=True) / count_N1
+    share = float(kept_NK.float().mean())
+    shares = torch.tensor([share / 2, share / 2, 1 - share])
+    entropy = float(-(shares * shares.clamp_min(1e-12).log2()).sum())
+    bits = entropy * delta_NK.numel() + _SCALE_BITS * delta_NK.shape[0]
+    return torch.where(kept_NK, alpha_N1 * delta_NK.sign(), 0.0), bits
+
+
+def _factors(delta_NK: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """`[N, R]` and `[R, K]`, the singular values shared evenly between them."""
+    wide = delta_NK.shape[0] <= delta_NK.shape[1]
+    tall = delta_NK.T if wide else delta_NK
+    # From the small Gram matrix, in float64: an embedding is 49152 x 576.
+    _, vectors = torch.linalg.eigh(tall.double().T @ tall.double())
+    right = vectors[:, -rank:].flip(1)
+    left = tall.double() @ right
+    size = left.norm(dim=0).clamp_min(1e-30).sqrt()
+    left, right = (left / size).float(), (right * size).float()
+    return (right, left.T) if wide else (left, right.T)
+
+
+def _vector_bits(width: int) -> float:
+    """Of one entry, with a 16-bit scale and a 16-bit offset for each group."""
+    return width + 32 / _GROUP
+
+
+def _rounded(vectors_RL: Tensor, width_R: Tensor) -> Tensor:
+    """Each vector to its width, in groups, between smallest and largest value."""
+    length = vectors_RL.shape[1]
+    padded = torch.nn.functional.pad(vectors_RL, (0, -length % _GROUP))
+    groups = padded.view(len(vectors_RL), -1, _GROUP)
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    step = ((high - low) / (2.0 ** width_R.view(-1, 1, 1) - 1)).clamp_min(1e-30)
+    return (((groups - low) / step).round() * step + low).flatten(1)[:, :length]
+
+
+CODES: dict[str, Code] = {
+    "matrix": partial(planes, scale="matrix", count=1),
+    "row": partial(planes, scale="row", count=1),
+    "two_bits": partial(planes, scale="row", count=2),
+    "low_rank": low_rank,
+    "delta_come": delta_come,
+    "ternary": ternary,
+}

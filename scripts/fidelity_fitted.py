@@ -1,0 +1,87 @@
+"""Codes of a fine-tune that look at text: scales fitted to its logits, and bits spread by what its output feels."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from fidelity_judge import Judge
+from torch import Tensor, nn
+
+from zen_train.data.packing import model_inputs
+from zen_train.delta.allocate import allocate
+from zen_train.delta.codec import add_delta, encode
+from zen_train.distill import CodedMatrix, distill, logits_of
+from zen_train.module import load_weights_
+from zen_train.sensitivity import coding_losses
+
+DISTILL_STEPS, DISTILL_RATE = 24, 0.03
+SENSITIVITY_BATCHES = 16
+LEFT_OVER = (1.0, 0.32, 0.11, 0.04)
+"""Squared error with 1 to 4 planes over that with one: near enough for bell-shaped deltas of any tail."""
+
+
+def distilled(judge: Judge, tuned: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """One bit by row, scales fitted on training text."""
+    load_weights_(judge.module, tuned.items())
+    teacher = copy.deepcopy(judge.module.model).requires_grad_(False)
+    source = judge.base.source()
+    coded = [
+        CodedMatrix(parameter, source.get(name), scale="row", dither=True)
+        for name, parameter in matrices(judge).items()
+    ]
+    with torch.autocast("cpu", torch.bfloat16):
+        distill(
+            coded,
+            student=logits_of(judge.module.model, model_inputs),
+            teacher=logits_of(teacher, model_inputs),
+            batches=text(judge, DISTILL_STEPS),
+            learning_rate=DISTILL_RATE,
+        )
+    return ((name, weight.detach().clone()) for name, weight in judge.module.model.named_parameters())
+
+
+def losses(judge: Judge, tuned: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """By matrix, what the output loses with 0, 1, 2, ... planes, in nats a token."""
+    load_weights_(judge.module, tuned.items())
+    found, source = matrices(judge), judge.base.source()
+    with torch.autocast("cpu", torch.bfloat16):
+        measured = coding_losses(
+            found,
+            {name: source.get(name) for name in found},
+            logits=logits_of(judge.module.model, model_inputs),
+            batches=text(judge, SENSITIVITY_BATCHES),
+            scale="row",
+        )
+    return {
+        name: [dropped, *(one * share for share in LEFT_OVER)] for name, (dropped, one) in measured.items()
+    }
+
+
+def spread(
+    judge: Judge, tuned: Mapping[str, Tensor], loss: Mapping[str, list[float]], bits: float
+) -> Iterator[tuple[str, Tensor]]:
+    """So many bits a weight on average."""
+    source = judge.base.source()
+    numel = {name: tuned[name].numel() for name in loss}
+    planes = allocate(loss, numel, bits=bits)
+    for name, weight in tuned.items():
+        if name in planes:
+            origin = source.get(name)
+            count = planes[name]
+            weight = (
+                add_delta(origin, encode(origin, weight, planes=count).planes) if count else origin.float()
+            )
+        yield name, weight
+
+
+def matrices(judge: Judge) -> dict[str, nn.Parameter]:
+    return {name: weight for name, weight in judge.module.model.named_parameters() if weight.ndim == 2}
+
+
+def text(judge: Judge, count: int) -> list[Any]:
+    """Batches of training text."""
+    return list(islice(iter(judge.data.train_dataloader()), count))

@@ -25,6 +25,11 @@ class EngineConfig(BaseModel):
     variant_bytes: Positive | None = Field(
         None, description="the slots as a budget in bytes instead; takes precedence over slots"
     )
+    host_bytes: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="host memory (pinned, on a GPU) that keeps variants ready for the device; 0: none; None: a "
+        "quarter of the memory for a GPU, none for a CPU, where the system's page cache does that",
+    )
     max_planes: Annotated[int, Field(gt=0, le=8)] = Field(
         2, description="sign planes one variant may have; each takes a slot"
     )

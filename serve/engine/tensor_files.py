@@ -71,6 +71,12 @@ def memory_of(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
+def tensor_over(memory: memoryview, spec: TensorSpec) -> Tensor:
+    """The stored tensor whose bytes these are, without a copy. The memory is writable and aligned for its dtype."""
+    flat = torch.frombuffer(memory, dtype=spec.dtype) if memory else torch.empty(0, dtype=spec.dtype)
+    return flat.view(spec.shape)
+
+
 class FileReader:
     """Open files, each once, and read many places of them. Close it by leaving the `reading` block."""
 

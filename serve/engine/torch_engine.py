@@ -22,6 +22,7 @@ from zen_train.delta import Fingerprint
 from zen_train.errors import BaseModelError
 from zen_train.serve.engine.batch import BatchBuilder
 from zen_train.serve.engine.config import EngineConfig
+from zen_train.serve.engine.host_memory import make_host_tier
 from zen_train.serve.engine.interface import Sink
 from zen_train.serve.engine.loop import StepLoop
 from zen_train.serve.engine.pages import PagePool
@@ -46,7 +47,7 @@ class TorchEngine:
         """Take all memory.
 
         Raises:
-            BaseModelError: `kv_bytes` below one page.
+            BaseModelError: `kv_bytes` below one page, or `host_bytes` above the memory.
         """
         architecture = model.architecture
         page_bytes = config.page_tokens * architecture.kv_token_values * model.dtype.itemsize
@@ -58,7 +59,8 @@ class TorchEngine:
             )
         self._model = model
         self._slots = VariantSlots(model)
-        self._loader = VariantLoader(model, self._slots, max_planes=config.max_planes)
+        self._host = make_host_tier(config.host_bytes, model.blocks.device)
+        self._loader = VariantLoader(model, self._slots, max_planes=config.max_planes, host=self._host)
         self._residents = Residents()
         self._pool = PagePool(pages, config.page_tokens)
         self._scheduler = Scheduler(
@@ -189,6 +191,10 @@ class TorchEngine:
         place = self._residents.take_out(content_hash)
         self._slots.give_back(place)
 
+    def forget(self, content_hash: str) -> None:
+        """Give back the host memory of a variant that is served no longer."""
+        self._loader.forget(content_hash)
+
     def stats(self) -> EngineStats:
         """A snapshot."""
         loop, slot_bytes = self._loop, self._limits.slot_bytes
@@ -203,6 +209,7 @@ class TorchEngine:
             tokens_generated=loop.tokens_generated,
             preemptions=self._scheduler.preemptions,
             death=loop.death,
+            host=self._host.stats() if self._host else None,
         )
 
     def stop(self) -> None:

@@ -40,6 +40,10 @@ class EngineConfig(BaseModel):
     prefill_chunk_tokens: Positive = Field(256, description="prompt tokens in one step, over all jobs")
     page_tokens: Literal[8, 16, 32, 64] = Field(16, description="tokens of one page of keys and values")
     threads: Positive | None = Field(None, description="CPU threads of a step; None keeps torch's number")
+    kernels: Literal["auto", "cpu", "triton", "reference"] = Field(
+        "auto",
+        description="auto: the device's own, C++ on a CPU, Triton on a GPU; reference: slow, to compare with",
+    )
     cuda_graphs: bool = Field(True, description="replay decode steps as CUDA graphs (a GPU only)")
     pad_decode: bool | None = Field(
         None, description="pad decode batches to a power of two; None: where CUDA graphs need it"

@@ -19,7 +19,8 @@ from itertools import count
 from pathlib import Path
 
 from zen_train.delta import Fingerprint
-from zen_train.errors import BaseModelError
+from zen_train.errors import BaseModelError, ConfigError
+from zen_train.kernels.common import choose_backend
 from zen_train.serve.engine.batch import BatchBuilder
 from zen_train.serve.engine.config import EngineConfig
 from zen_train.serve.engine.host_memory import make_host_tier
@@ -48,6 +49,7 @@ class TorchEngine:
 
         Raises:
             BaseModelError: `kv_bytes` below one page, or `host_bytes` above the memory.
+            ConfigError: `kernels` that do not run on this device.
         """
         architecture = model.architecture
         page_bytes = config.page_tokens * architecture.kv_token_values * model.dtype.itemsize
@@ -57,6 +59,10 @@ class TorchEngine:
                 f"kv_bytes={config.kv_bytes} holds no page; {config.page_tokens} tokens of this base take {page_bytes} "
                 "bytes. Raise the budget to that or more."
             )
+        try:
+            choose_backend(config.kernels, model.blocks.device)
+        except ValueError as error:
+            raise ConfigError(f"engine.kernels={config.kernels}: {error}") from error
         self._model = model
         self._slots = VariantSlots(model)
         self._host = make_host_tier(config.host_bytes, model.blocks.device)
@@ -83,6 +89,7 @@ class TorchEngine:
             page_tokens=config.page_tokens,
             graphs=graphs,
             pad=config.pad_decode if config.pad_decode is not None else graphs,
+            kernels=config.kernels,
         )
         self._loop = StepLoop(self._scheduler, runner.scores, ended=self._ended, threads=config.threads)
         self._arrivals = count()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpu_check_models import PLANES, Made, dense_models, jobs_of, make_models
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from zen_train.serve.engine import TorchEngine
     from zen_train.serve.types import Job, TokenEvent
 
+Dtype = Literal["fp32", "bf16"]
 NEEDED_S = 90.0
 TOLERANCE = 1e-3
 """Nats between the engine's log probability and the dense model's: both float32, sums in another order."""
@@ -113,7 +114,8 @@ def check_engine(check: Check) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         made = make_models(Path(temporary), dry=check.dry)
         dense = dense_models(made, device)
-        for dtype in ("fp32", "bf16"):
+        dtypes: tuple[Dtype, ...] = ("fp32", "bf16")
+        for dtype in dtypes:
             for graphs in (False, True):
                 case = f"engine {dtype} {'graphs' if graphs else 'eager'}"
                 compared = dense if dtype == "fp32" else None
@@ -131,7 +133,7 @@ def _guarded(check: Check, case: str, work: Callable[[], None]) -> None:
 
 
 def _one_engine(
-    check: Check, case: str, made: Made, dense: dict[str, Any] | None, dtype: str, graphs: bool
+    check: Check, case: str, made: Made, dense: dict[str, Any] | None, dtype: Dtype, graphs: bool
 ) -> None:
     from zen_train.serve.engine import EngineConfig, TorchEngine
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zen_train.serve.types import Job
 
-SIZE = {
+SIZE: dict[str, Any] = {
     "vocab_size": 8192,
     "hidden_size": 1024,
     "intermediate_size": 2816,
@@ -19,7 +19,7 @@ SIZE = {
     "head_dim": 64,
     "max_position_embeddings": 512,
 }
-DRY_SIZE = {
+DRY_SIZE: dict[str, Any] = {
     "vocab_size": 83,
     "hidden_size": 32,
     "intermediate_size": 44,
@@ -124,9 +124,8 @@ def dense_models(made: Made, device: str) -> dict[str, Any]:
     for name, folder in made.variants.items():
         folders[name] = folder.with_name(f"{name}-merged")
         apply_delta(DeltaArtifact.open(folder), made.base, folders[name], dtype="float32")
-    return {
-        name: AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
-        ).to(device)
+    models: dict[str, Any] = {
+        name: AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         for name, folder in folders.items()
     }
+    return {name: model.to(device) for name, model in models.items()}

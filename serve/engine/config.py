@@ -12,7 +12,7 @@ Positive = Annotated[int, Field(gt=0)]
 
 
 class EngineConfig(BaseModel):
-    """Budgets are taken once at start; nothing grows beyond them while serving."""
+    """Budgets are taken once at start (host memory as variants come); nothing grows beyond them while serving."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -58,7 +58,7 @@ class Engine(Protocol):
 
     def forget(self, content_hash: str) -> None:
         """Nothing that is served has these weights any more: give back what is kept of them beside the device (host
-        memory, records of checks). They are not resident. Asked for again, they are read and checked anew.
+        memory, records of checks). They are not resident. Returns at once. Asked for again, they are read anew.
         """
 
     def stats(self) -> EngineStats:

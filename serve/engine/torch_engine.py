@@ -9,6 +9,7 @@ threads of its own, at a lower priority than the steps.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import sys
@@ -199,8 +200,9 @@ class TorchEngine:
         self._slots.give_back(place)
 
     def forget(self, content_hash: str) -> None:
-        """Give back the host memory of a variant that is served no longer."""
-        self._loader.forget(content_hash)
+        """Give back the host memory of a variant that is served no longer: soon, since unpinning takes a while."""
+        with contextlib.suppress(RuntimeError):  # stopped: everything goes anyway
+            self._load_threads.submit(self._loader.forget, content_hash)
 
     def stats(self) -> EngineStats:
         """A snapshot."""

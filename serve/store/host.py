@@ -74,9 +74,8 @@ class HostTier:
             if isinstance(plan, Hit):
                 self._cache.acquire(content_hash)
                 held = self._held[content_hash]
-            elif isinstance(plan, Start):
-                self._drop(plan.evict)
         if isinstance(plan, Start):
+            self._let_go(plan.evict)
             held = self._load(content_hash, sizes, size_bytes, fill)
         if held is None:
             yield None
@@ -86,12 +85,14 @@ class HostTier:
         finally:
             del held  # the memory goes with the last reference, which must not be this frame's
             with self._changed:
-                self._drop(self._cache.release(content_hash))
+                removed = self._cache.release(content_hash)
+            self._let_go(removed)
 
     def remove(self, content_hash: str) -> None:
         """Give its memory back, as soon as nobody reads it."""
         with self._changed:
-            self._drop(self._cache.remove(content_hash))
+            removed = self._cache.remove(content_hash)
+        self._let_go(removed)
 
     def stats(self) -> HostStats:
         """A snapshot."""
@@ -142,10 +143,14 @@ class HostTier:
             start += _aligned(part_bytes)
         return parts
 
-    def _drop(self, keys: tuple[str, ...]) -> None:
+    def _let_go(self, keys: tuple[str, ...]) -> None:
+        """Free what is leaving. Without the lock: unpinning gigabytes takes a while, and `stats` must not wait."""
         for key in keys:
-            del self._held[key]
-            self._cache.evicted(key)
+            with self._changed:
+                held = self._held.pop(key)
+            del held
+            with self._changed:
+                self._cache.evicted(key)
 
 
 def _aligned(size_bytes: int) -> int:

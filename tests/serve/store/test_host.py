@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
@@ -88,6 +89,23 @@ def test_memory_comes_from_the_allocator_and_goes_with_the_entry(tier):
         gc.collect()
         assert [ref() is not None for ref in alive] == [False] * (len(alive) - 1) + [True]
     assert taken == [STORED] * 3
+
+
+def test_counts_are_told_while_memory_is_being_given_back(tier):
+    """Unpinning gigabytes takes a while; the event loop asks meanwhile."""
+    told = []
+
+    def allocate(size_bytes):
+        array = np.empty(size_bytes, np.uint8)
+        weakref.finalize(array, lambda: told.append(ask.submit(resident, host).result(10)))
+        return array.data
+
+    with ThreadPoolExecutor(1) as ask:
+        host = tier(STORED, allocate=allocate)
+        for name in "ab":
+            assert use(host, name)
+        host.remove("b")
+        assert told == [{}, {}]
 
 
 def test_what_is_leased_is_not_evicted(tier):

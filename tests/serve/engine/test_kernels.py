@@ -29,7 +29,7 @@ def test_mixed_batches_say_the_same_by_triton_as_by_the_cpu_kernels(tmp_path):
     for batch, kernels in (("one plane", "triton_embedding"), ("two planes", "triton_add_")):
         ours, theirs = said["auto"][batch], said["triton"][batch]
         assert ours["kernels"] == []
-        assert theirs["kernels"] == sorted([kernels, "triton_linear"])
+        assert {kernels, "triton_linear"} <= set(theirs["kernels"])
         assert len({str(events) for events in ours["said"].values()}) == len(ours["said"]) > 1
         for name, events in ours["said"].items():
             assert len(events) == 5

@@ -45,6 +45,8 @@ def show_start(console: Console, config: ServeConfig, services: Services, base: 
         budget.add_column(heading)
     wanted = sum(view.device_bytes or 0 for view in variants)
     budget.add_row("variants", _bytes(limits.variant_bytes), f"all that were found take {_bytes(wanted)}")
+    if host := services.engine.stats().host:
+        budget.add_row("host memory", _bytes(host.budget_bytes), "keeps variants that leave the device")
     budget.add_row(
         "keys and values",
         f"{limits.kv_tokens} tokens",

@@ -100,6 +100,19 @@ class EngineLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostStats:
+    """The host tier: artifacts in the host's memory, whence a load takes no disk. Since the start, and now."""
+
+    budget_bytes: int
+    resident: Mapping[str, int]
+    """content hash -> bytes."""
+    hits: int
+    lookups: int
+    read_bytes: int
+    """From disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineStats:
     """A snapshot for metrics, the status page and readiness. Cheap; any thread may ask."""
 
@@ -116,3 +129,5 @@ class EngineStats:
     preemptions: int
     death: str | None = None
     """Why it is not alive."""
+    host: HostStats | None = None
+    """None: the engine has no host tier."""

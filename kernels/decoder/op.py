@@ -1,8 +1,9 @@
 """`decoder_stack`, `rms_norm` and `head_logits` under one choice of backend.
 
 Backends: `cpu` is one C++ call for the whole stack; `torch` composes `bitdelta_linear` and torch operators on any
-device; `reference` is float32 PyTorch. `auto` takes `cpu` where it can (CPU tensors, a compiler, no low-rank parts
-or column scales), else `torch`. An explicit name is used or refused.
+device; `triton` is that with the Triton kernels, also under their interpreter; `reference` is float32 PyTorch. `auto`
+takes `cpu` where it can (CPU tensors, a compiler, no low-rank parts or column scales), else `torch`. An explicit name
+is used or refused.
 
 Contract: a wrong shape, dtype or device is a ValueError, and on CPU tensors also each index out of range; nothing
 is read out of bounds. The operators keep no state; `PreparedBlocks` saves the checks of the stack.
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from zen_train.kernels.bitdelta_linear.registration import check_values
 from zen_train.kernels.common import DeltaBank
+from zen_train.kernels.common import choose_backend as choose_one_bit
 from zen_train.kernels.cpu import load, path_number
 
 from .cpu_plan import cpu_stack
@@ -25,17 +27,19 @@ from .reference import linear_planes, stack_reference
 from .torch_stack import linear, norm_rows, table_rows, torch_stack
 from .types import Block, DecoderShape, KvPool, Rotary, TokenBatch
 
-BACKENDS = ("auto", "cpu", "torch", "reference")
+BACKENDS = ("auto", "cpu", "torch", "triton", "reference")
 
 
 def choose_backend(backend: str, device: torch.device, *, only_torch: bool) -> str:
     """Resolve a name.
 
     Raises:
-        ValueError: an unknown name, or `cpu` where it does not run.
+        ValueError: an unknown name, or one that does not run there.
     """
     if backend in ("torch", "reference"):
         return backend
+    if backend == "triton":
+        return choose_one_bit(backend, device)
     if backend == "auto":
         return "cpu" if device.type == "cpu" and not only_torch and load() else "torch"
     if backend == "cpu":
@@ -50,6 +54,11 @@ def choose_backend(backend: str, device: torch.device, *, only_torch: bool) -> s
             )
         return backend
     raise ValueError(f"backend is {backend!r}; allowed: {', '.join(BACKENDS)}. Use backend='auto'.")
+
+
+def _one_bit(chosen: str) -> str:
+    """The backend of `bitdelta_linear` within the composition."""
+    return "triton" if chosen == "triton" else "auto"
 
 
 def decoder_stack(
@@ -71,7 +80,7 @@ def decoder_stack(
         batch: the tokens.
         kv: the pool; pages of the batch's sequences are written and read.
         rotary: rotation tables.
-        backend: `auto`, `cpu`, `torch` or `reference`.
+        backend: `auto`, `cpu`, `torch`, `triton` or `reference`.
 
     Returns:
         `[T, D]` in the dtype of hidden_TD.
@@ -89,7 +98,7 @@ def decoder_stack(
     check_call(hidden_TD, stack, batch, kv, rotary)
     if chosen == "reference":
         return stack_reference(hidden_TD, stack.blocks, shape, batch, kv, rotary)
-    return torch_stack(hidden_TD, stack.blocks, shape, batch, kv, rotary)
+    return torch_stack(hidden_TD, stack.blocks, shape, batch, kv, rotary, one_bit=_one_bit(chosen))
 
 
 def rms_norm(x_TD: Tensor, weight_MD: Tensor, vector_T: Tensor, eps: float) -> Tensor:
@@ -130,7 +139,7 @@ def head_logits(
         for plane_T in plane_PT:
             check_values(bank.sign_VPNB, bank.row_scale_VPN, bank.col_scale_VPK, plane_T)
         return linear_planes(x_TK.to(torch.float32), weight_NK, bank, plane_PT)
-    return linear(x_TK, weight_NK, bank, plane_PT).to(torch.float32)
+    return linear(x_TK, weight_NK, bank, plane_PT, one_bit=_one_bit(chosen)).to(torch.float32)
 
 
 def top_scores(scores_TN: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,8 @@
 
 Contract: shapes depend on the arguments' shapes only and nothing waits for the device, so a call can be captured in
 a CUDA graph. An index out of range is clamped on a GPU (nothing is read out of bounds). Attention reads all J pages
-of the table for each token: pass a table as narrow as the longest sequence needs.
+of the table for each token: pass a table as narrow as the longest sequence needs. `one_bit` is the backend of
+`bitdelta_linear`.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps) * weight).to(x.dtype)
 
 
-def linear(x_TK: Tensor, weight_NK: Tensor, bank: DeltaBank, plane_PT: Tensor) -> Tensor:
+def linear(
+    x_TK: Tensor, weight_NK: Tensor, bank: DeltaBank, plane_PT: Tensor, *, one_bit: str = "auto"
+) -> Tensor:
     """Base product plus the term of each plane, `[T, N]`."""
     if plane_PT.shape[0] == 0:
         return torch.nn.functional.linear(x_TK, weight_NK)
-    out_TN = bitdelta_linear(x_TK, weight_NK, bank, plane_PT[0])
+    out_TN = bitdelta_linear(x_TK, weight_NK, bank, plane_PT[0], backend=one_bit)
     for plane_T in plane_PT[1:]:
-        bitdelta_add_(out_TN, x_TK, bank, plane_T)
+        bitdelta_add_(out_TN, x_TK, bank, plane_T, backend=one_bit)
     return out_TN
 
 
@@ -99,11 +102,12 @@ def _block(
     layer_kv: Tensor,
     places: _Places,
     angles: tuple[Tensor, Tensor],
+    one_bit: str,
 ) -> Tensor:
     tokens, h, g, e = x_TD.shape[0], shape.heads, shape.kv_heads, shape.head_dim
     planes, vector = batch.plane_PT, batch.vector_T
     normed = norm_rows(x_TD, table_rows(block.attention_norm_MD, vector), shape.norm_eps)
-    qkv = linear(normed, block.qkv_NK, block.qkv_bank, planes)
+    qkv = linear(normed, block.qkv_NK, block.qkv_bank, planes, one_bit=one_bit)
     if block.qkv_bias_MN is not None:
         qkv = (qkv + table_rows(block.qkv_bias_MN, vector)).to(x_TD.dtype)
     q, k, v = (part.reshape(tokens, -1, e) for part in qkv.split([h * e, g * e, g * e], dim=1))
@@ -115,11 +119,11 @@ def _block(
     layer_kv[0][places.page_T, :, places.place_T] = k
     layer_kv[1][places.page_T, :, places.place_T] = v
     attended = _attend(q, layer_kv, places)
-    x_TD = x_TD + linear(attended, block.o_NK, block.o_bank, planes)
+    x_TD = x_TD + linear(attended, block.o_NK, block.o_bank, planes, one_bit=one_bit)
     normed = norm_rows(x_TD, table_rows(block.mlp_norm_MD, vector), shape.norm_eps)
-    gate, up = linear(normed, block.gate_up_NK, block.gate_up_bank, planes).chunk(2, dim=1)
+    gate, up = linear(normed, block.gate_up_NK, block.gate_up_bank, planes, one_bit=one_bit).chunk(2, dim=1)
     hidden = torch.nn.functional.silu(gate) * up
-    return x_TD + linear(hidden, block.down_NK, block.down_bank, planes)
+    return x_TD + linear(hidden, block.down_NK, block.down_bank, planes, one_bit=one_bit)
 
 
 def torch_stack(
@@ -129,6 +133,8 @@ def torch_stack(
     batch: TokenBatch,
     kv: KvPool,
     rotary: Rotary,
+    *,
+    one_bit: str = "auto",
 ) -> Tensor:
     """All blocks, `[T, D]` in the dtype of hidden; every operator rounds to that dtype."""
     if hidden_TD.shape[0] == 0:
@@ -137,5 +143,5 @@ def torch_stack(
     position_T = batch.position_T.clamp(0, rotary.cos.shape[0] - 1)
     angles = (rotary.cos.index_select(0, position_T), rotary.sin.index_select(0, position_T))
     for block, layer_kv in zip(blocks, kv.kv, strict=True):
-        hidden_TD = _block(hidden_TD, block, shape, batch, layer_kv, places, angles)
+        hidden_TD = _block(hidden_TD, block, shape, batch, layer_kv, places, angles, one_bit)
     return hidden_TD

@@ -168,7 +168,7 @@ class _States(Collector):
         now, engine = self._snapshot(), self._stats()
         loaded = GaugeMetricFamily(
             "zen_variant_loaded",
-            "1: on the device; tier says where it is",
+            "1: on the device; tier says where it is: device, loading, host, disk",
             labels=["variant", "tier", "pinned"],
         )
         queued = GaugeMetricFamily("zen_requests_waiting", "Sequences without a place", labels=["variant"])
@@ -194,6 +194,10 @@ class _States(Collector):
             "zen_device_variant_bytes_budget": ("Bytes that variants may take", now.device_bytes_budget),
             "zen_loads_in_flight": ("Variants being loaded", now.loads_in_flight),
         }
+        if host := engine.host:
+            used = sum(host.resident.values())
+            gauges["zen_host_variant_bytes_used"] = ("Bytes of all variants in host memory", used)
+            gauges["zen_host_variant_bytes_budget"] = ("Host bytes that variants may take", host.budget_bytes)
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(name, text, value=value)
         counters = {
@@ -203,5 +207,9 @@ class _States(Collector):
                 engine.preemptions,
             ),
         }
+        if host:
+            counters["zen_host_hits"] = ("Loads whose variant was in host memory", host.hits)
+            counters["zen_host_lookups"] = ("Loads that looked there", host.lookups)
+            counters["zen_host_read_bytes"] = ("Bytes read from disk to host memory", host.read_bytes)
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(name, text, value=value)

@@ -19,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from zen_train.serve.api.errors import json_response
 from zen_train.serve.api.services import Services
 from zen_train.serve.router.snapshot import VariantView
+from zen_train.serve.types import HostStats
 
 _PAGE = {
     "/": ("index.html", "text/html"),
@@ -93,6 +94,7 @@ def status_document(services: Services, *, uptime_s: float) -> dict[str, Any]:
         "running": now.running,
         "max_jobs": now.max_jobs,
         "loads_in_flight": now.loads_in_flight,
+        "host": _host(engine.host),
         "device_bytes": {"used": now.device_bytes_used, "budget": now.device_bytes_budget},
         "kv_tokens": {"used": engine.kv_tokens_used, "budget": now.kv_tokens},
         "engine": {
@@ -106,6 +108,19 @@ def status_document(services: Services, *, uptime_s: float) -> dict[str, Any]:
         "variants": [_view(view) for view in now.variants],
         "broken": [{"name": broken.name, "reason": broken.reason} for broken in services.catalogue.broken],
         "history": services.history.columns(),
+    }
+
+
+def _host(host: HostStats | None) -> dict[str, int] | None:
+    """None: there is no host tier."""
+    if host is None:
+        return None
+    return {
+        "used": sum(host.resident.values()),
+        "budget": host.budget_bytes,
+        "hits": host.hits,
+        "lookups": host.lookups,
+        "read_bytes": host.read_bytes,
     }
 
 

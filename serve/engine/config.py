@@ -12,7 +12,7 @@ Positive = Annotated[int, Field(gt=0)]
 
 
 class EngineConfig(BaseModel):
-    """Budgets are taken once at start; nothing grows beyond them while serving."""
+    """Budgets are taken once at start (host memory as variants come); nothing grows beyond them while serving."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -25,6 +25,11 @@ class EngineConfig(BaseModel):
     variant_bytes: Positive | None = Field(
         None, description="the slots as a budget in bytes instead; takes precedence over slots"
     )
+    host_bytes: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="host memory (pinned, on a GPU) that keeps variants ready for the device; 0: none; None: a "
+        "quarter of the memory for a GPU, none for a CPU, where the system's page cache does that",
+    )
     max_planes: Annotated[int, Field(gt=0, le=8)] = Field(
         2, description="sign planes one variant may have; each takes a slot"
     )
@@ -35,6 +40,10 @@ class EngineConfig(BaseModel):
     prefill_chunk_tokens: Positive = Field(256, description="prompt tokens in one step, over all jobs")
     page_tokens: Literal[8, 16, 32, 64] = Field(16, description="tokens of one page of keys and values")
     threads: Positive | None = Field(None, description="CPU threads of a step; None keeps torch's number")
+    kernels: Literal["auto", "cpu", "triton", "reference"] = Field(
+        "auto",
+        description="auto: the device's own, C++ on a CPU, Triton on a GPU; reference: slow, to compare with",
+    )
     cuda_graphs: bool = Field(True, description="replay decode steps as CUDA graphs (a GPU only)")
     pad_decode: bool | None = Field(
         None, description="pad decode batches to a power of two; None: where CUDA graphs need it"

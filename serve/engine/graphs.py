@@ -50,7 +50,8 @@ class GraphedForward:
                 self._forward(batch)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # Loads go on in other threads meanwhile: their allocations must not spoil the capture.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             scores = self._forward(batch)
         self._memory = graph.pool()
         return _Captured(graph, scores)

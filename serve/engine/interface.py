@@ -56,6 +56,11 @@ class Engine(Protocol):
     async def unload(self, content_hash: str) -> None:
         """Free a variant's bytes. Its jobs have ended (the caller sees to that; refused with ValueError otherwise)."""
 
+    def forget(self, content_hash: str) -> None:
+        """Nothing that is served has these weights any more: give back what is kept of them beside the device (host
+        memory, records of checks). They are not resident. Returns at once. Asked for again, they are read anew.
+        """
+
     def stats(self) -> EngineStats:
         """A snapshot."""
 

@@ -22,10 +22,12 @@ from zen_train.serve.engine.scheduler import Span
 from zen_train.serve.engine.weights import ServedModel
 
 
-def embed(token_T: Tensor, table_NK: Tensor, bank: DeltaBank, plane_PT: Tensor) -> Tensor:
+def embed(
+    token_T: Tensor, table_NK: Tensor, bank: DeltaBank, plane_PT: Tensor, *, backend: str = "auto"
+) -> Tensor:
     """Rows of the embedding with the one-bit terms of all planes, `[T, K]` in the table's dtype."""
     if plane_PT.shape[0] == 1:
-        return bitdelta_embedding(token_T, table_NK, bank, plane_PT[0])
+        return bitdelta_embedding(token_T, table_NK, bank, plane_PT[0], backend=backend)
     token = token_T.long()
     out_TK = table_NK[token].float()
     for plane_T in plane_PT.long():
@@ -47,10 +49,12 @@ class Runner:
         page_tokens: int,
         graphs: bool,
         pad: bool,
+        kernels: str = "auto",
     ) -> None:
         self._model = model
         self._builder = builder
         self._pad = pad
+        self._kernels = kernels
         shape = model.architecture.decoder
         size = (
             model.architecture.layers, 2, pages + builder.padding_pages, shape.kv_heads, page_tokens, shape.head_dim
@@ -74,7 +78,13 @@ class Runner:
 
     def _forward(self, batch: StepBatch) -> Tensor:
         model, tokens = self._model, batch.tokens
-        hidden_TD = embed(batch.token_T, model.matrices[EMBEDDING], model.banks[EMBEDDING], tokens.plane_PT)
+        hidden_TD = embed(
+            batch.token_T,
+            model.matrices[EMBEDDING],
+            model.banks[EMBEDDING],
+            tokens.plane_PT,
+            backend=self._kernels,
+        )
         hidden_TD = decoder_stack(
             hidden_TD,
             model.blocks,
@@ -82,6 +92,7 @@ class Runner:
             batch=tokens,
             kv=self.kv,
             rotary=model.rotary,
+            backend=self._kernels,
         )
         wanted_S, vector_T, plane_PT = batch.wanted_S, tokens.vector_T, tokens.plane_PT
         if wanted_S.shape[0] != hidden_TD.shape[0]:
@@ -91,4 +102,6 @@ class Runner:
             hidden_TD, model.tables[FINAL_NORM], vector_T, model.architecture.decoder.norm_eps
         )
         head = model.head_target
-        return head_logits(normed_SD, model.matrices[head], model.banks[head], plane_PT)
+        return head_logits(
+            normed_SD, model.matrices[head], model.banks[head], plane_PT, backend=self._kernels
+        )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from zen_train.delta import TensorSpec
-from zen_train.delta.shard_reader import open_shards
+from zen_train.delta.shard_reader import SafetensorsFile, open_shards
 from zen_train.errors import DeltaError
 
 _PIECES_A_CALL = 512  # IOV_MAX is 1024 on Linux
@@ -50,11 +50,14 @@ class FileStamp:
 def find_places(folder: Path, stem: str) -> dict[str, FilePlace]:
     """Where each tensor of `STEM.safetensors` (or of its shards) lies. Raises DeltaError for a file that is
     not sound.
-
-    A checked file holds its tensors without holes up to its last byte, so their places follow from the sizes.
     """
+    return places_in(open_shards(folder, stem))
+
+
+def places_in(shards: Iterable[SafetensorsFile]) -> dict[str, FilePlace]:
+    """Where each tensor of checked files lies: without holes up to the last byte, so it follows from the sizes."""
     places = {}
-    for shard in open_shards(folder, stem):
+    for shard in shards:
         names = shard.names()
         offset = shard.path.stat().st_size - sum(shard.spec(name).size_bytes for name in names)
         for name in names:
@@ -69,6 +72,12 @@ def memory_of(tensor: Tensor) -> memoryview:
     assert tensor.is_contiguous()
     assert tensor.device.type == "cpu"
     return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def tensor_over(memory: memoryview, spec: TensorSpec) -> Tensor:
+    """The stored tensor whose bytes these are, without a copy. The memory is writable and aligned for its dtype."""
+    flat = torch.frombuffer(memory, dtype=spec.dtype) if memory else torch.empty(0, dtype=spec.dtype)
+    return flat.view(spec.shape)
 
 
 class FileReader:

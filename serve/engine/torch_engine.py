@@ -9,6 +9,7 @@ threads of its own, at a lower priority than the steps.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import sys
@@ -19,9 +20,11 @@ from itertools import count
 from pathlib import Path
 
 from zen_train.delta import Fingerprint
-from zen_train.errors import BaseModelError
+from zen_train.errors import BaseModelError, ConfigError
+from zen_train.kernels.common import choose_backend
 from zen_train.serve.engine.batch import BatchBuilder
 from zen_train.serve.engine.config import EngineConfig
+from zen_train.serve.engine.host_memory import make_host_tier
 from zen_train.serve.engine.interface import Sink
 from zen_train.serve.engine.loop import StepLoop
 from zen_train.serve.engine.pages import PagePool
@@ -46,7 +49,8 @@ class TorchEngine:
         """Take all memory.
 
         Raises:
-            BaseModelError: `kv_bytes` below one page.
+            BaseModelError: `kv_bytes` below one page, or `host_bytes` above the memory.
+            ConfigError: `kernels` that do not run on this device.
         """
         architecture = model.architecture
         page_bytes = config.page_tokens * architecture.kv_token_values * model.dtype.itemsize
@@ -56,9 +60,14 @@ class TorchEngine:
                 f"kv_bytes={config.kv_bytes} holds no page; {config.page_tokens} tokens of this base take {page_bytes} "
                 "bytes. Raise the budget to that or more."
             )
+        try:
+            choose_backend(config.kernels, model.blocks.device)
+        except ValueError as error:
+            raise ConfigError(f"engine.kernels={config.kernels}: {error}") from error
         self._model = model
         self._slots = VariantSlots(model)
-        self._loader = VariantLoader(model, self._slots, max_planes=config.max_planes)
+        self._host = make_host_tier(config.host_bytes, model.blocks.device)
+        self._loader = VariantLoader(model, self._slots, max_planes=config.max_planes, host=self._host)
         self._residents = Residents()
         self._pool = PagePool(pages, config.page_tokens)
         self._scheduler = Scheduler(
@@ -81,6 +90,7 @@ class TorchEngine:
             page_tokens=config.page_tokens,
             graphs=graphs,
             pad=config.pad_decode if config.pad_decode is not None else graphs,
+            kernels=config.kernels,
         )
         self._loop = StepLoop(self._scheduler, runner.scores, ended=self._ended, threads=config.threads)
         self._arrivals = count()
@@ -189,6 +199,11 @@ class TorchEngine:
         place = self._residents.take_out(content_hash)
         self._slots.give_back(place)
 
+    def forget(self, content_hash: str) -> None:
+        """Give back the host memory of a variant that is served no longer: soon, since unpinning takes a while."""
+        with contextlib.suppress(RuntimeError):  # stopped: everything goes anyway
+            self._load_threads.submit(self._loader.forget, content_hash)
+
     def stats(self) -> EngineStats:
         """A snapshot."""
         loop, slot_bytes = self._loop, self._limits.slot_bytes
@@ -203,6 +218,7 @@ class TorchEngine:
             tokens_generated=loop.tokens_generated,
             preemptions=self._scheduler.preemptions,
             death=loop.death,
+            host=self._host.stats() if self._host else None,
         )
 
     def stop(self) -> None:

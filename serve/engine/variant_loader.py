@@ -3,44 +3,32 @@
 Contract: a load works beside running steps, since it writes only to slots that no job uses. Nothing counts
 as loaded before every byte was read and every value checked; a load that fails leaves its slots empty and
 free. Digests and values are checked the first time that a content hash is loaded from its files; a file that
-was touched since is checked again. On the CPU the bytes go from the file straight to their slot; for a GPU
-they pass through pinned memory, some at a time.
+was touched since is checked again. With a host tier the bytes are read to its memory, once while they stay
+there, and copied from it. Without room there, they go from the file straight to their slot; for a GPU they
+pass through pinned memory, some at a time.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from zen_train.delta import tensor_digest
-from zen_train.delta.manifest import CONFIG_NAME
-from zen_train.delta.rows import padding_is_zero
 from zen_train.errors import DeltaError
+from zen_train.serve.engine.checking import Checked, check_part
+from zen_train.serve.engine.known_variants import KnownVariant, KnownVariants
+from zen_train.serve.engine.slot_memory import Route, SlotMemory
 from zen_train.serve.engine.slots import Place, VariantSlots, own_stream
-from zen_train.serve.engine.tensor_files import FileReader, FileStamp, memory_of, reading
-from zen_train.serve.engine.variant_plan import Part, VariantPlan, open_artifact, plan_variant
+from zen_train.serve.engine.tensor_files import FileReader, memory_of, reading, tensor_over
+from zen_train.serve.engine.variant_plan import Part
 from zen_train.serve.engine.weights import ServedModel
 from zen_train.serve.errors import VariantUnusableError
+from zen_train.serve.store.host import HostTier, Parts
 
 STAGING_BYTES = 256 << 20
-_MOST_KNOWN = 64  # plans kept; one is a few hundred objects
-_SCALE_BYTES = 4  # scales and vectors are float32 on the device
-
-
-@dataclass(slots=True)
-class _Known:
-    """A plan with the stamps of the files it was made from, and whether their bytes were checked."""
-
-    plan: VariantPlan
-    stamps: dict[Path, FileStamp]
-    verified: bool = False
 
 
 @contextmanager
@@ -55,24 +43,25 @@ def _errors_of_serving(folder: Path) -> Iterator[None]:
 class VariantLoader:
     """Loads side by side from several threads."""
 
-    def __init__(self, model: ServedModel, slots: VariantSlots, *, max_planes: int) -> None:
+    def __init__(
+        self, model: ServedModel, slots: VariantSlots, *, max_planes: int, host: HostTier | None = None
+    ) -> None:
         self._model = model
         self._slots = slots
-        self._max_planes = max_planes
-        self._memory = _SlotMemory(model)
-        self._lock = threading.Lock()
-        self._known: dict[Path, _Known] = {}
-        """By folder, the one used last at the end."""
+        self._host = host
+        self._memory = SlotMemory(model)
+        self._known = KnownVariants(model, self._memory, max_planes=max_planes)
+        self._checked = Checked()
 
     def device_bytes(self, folder: Path) -> int:
         """What the variant in `folder` takes in slots. Raises VariantUnusableError when it cannot be served."""
         with _errors_of_serving(folder), reading() as reader:
-            return self._look_at(folder, reader).plan.planes * self._model.layout.slot_bytes
+            return self._known.look_at(folder, reader).plan.planes * self._model.layout.slot_bytes
 
     def load(self, content_hash: str, folder: Path) -> Place:
         """Read, check and place a variant. Raises VariantUnusableError; the slots are empty and free then."""
         with _errors_of_serving(folder), reading() as reader:
-            known = self._look_at(folder, reader)
+            known = self._known.look_at(folder, reader)
             if known.plan.content_hash != content_hash:
                 raise VariantUnusableError(
                     f"{folder} holds variant {known.plan.content_hash[:16]}, expected {content_hash[:16]}; it was "
@@ -86,11 +75,10 @@ class VariantLoader:
                     "are free. Unload another variant, or raise variant_bytes."
                 )
             try:
-                self._fill(known.plan, place, reader, check=not known.verified)
+                self._fill(known, place, reader)
             except BaseException:
                 self._slots.give_back(place)
                 raise
-            known.verified = True
             return place
 
     def verify(self, folder: Path) -> None:
@@ -99,132 +87,114 @@ class VariantLoader:
         Raises VariantUnusableError, as the load would.
         """
         with _errors_of_serving(folder), reading() as reader:
-            known = self._look_at(folder, reader)
-            for part in () if known.verified else known.plan.parts:
-                stored = torch.empty(part.file.spec.shape, dtype=part.file.spec.dtype)
-                reader.read([(part.file, memory_of(stored))])
-                _check(part, stored)
-            known.verified = True
+            known = self._known.look_at(folder, reader)
+            with self._checked.turn(known.plan.content_hash):
+                if self._checked.holds(known.plan.content_hash, known.stamps):
+                    return
+                for part in known.plan.parts:
+                    memory = memory_of(torch.empty(part.file.size_bytes, dtype=torch.uint8))
+                    self._read(known, [part], [memory], reader, check=True)
+                self._checked.note(known.plan.content_hash, known.stamps)
 
-    def _look_at(self, folder: Path, reader: FileReader) -> _Known:
-        """What is known of a folder, read anew when a file was touched since.
+    def forget(self, content_hash: str) -> None:
+        """Nobody asks for it any more: give its host memory back, and check it again should somebody."""
+        self._checked.forget(content_hash)
+        if self._host is not None:
+            self._host.remove(content_hash)
 
-        A file replaced between the two looks is found by its digest, since nothing is verified yet then.
-        """
-        with self._lock:
-            known = self._known.pop(folder, None)
-        if known is None or any(reader.stamp(path) != stamp for path, stamp in known.stamps.items()):
-            plan = plan_variant(
-                open_artifact(folder),
-                self._model.layout,
-                base_root=self._model.fingerprint.root,
-                base_label=str(self._model.folder),
-                max_planes=self._max_planes,
-            )
-            known = _Known(plan, {path: reader.stamp(path) for path in {*plan.files(), folder / CONFIG_NAME}})
-        with self._lock:
-            self._known[folder] = known
-            if len(self._known) > _MOST_KNOWN:
-                del self._known[next(iter(self._known))]
-        return known
-
-    def _fill(self, plan: VariantPlan, place: Place, reader: FileReader, *, check: bool) -> None:
-        device = self._model.blocks.device
-        with own_stream(device):
-            for target in plan.unchanged_vectors:
+    def _fill(self, known: KnownVariant, place: Place, reader: FileReader) -> None:
+        content_hash = known.plan.content_hash
+        with own_stream(self._model.blocks.device):
+            for target in known.plan.unchanged_vectors:
                 table = self._model.tables[target]
                 table[place.vector] = table[0]
-        for group in _groups(plan.parts, device):
-            direct = [self._memory.of(part, place) for part in group]
-            buffers = {
-                part.label: _buffer_for(part, device)
-                for part, memory in zip(group, direct, strict=True)
-                if memory is None
-            }
-            reader.read(
-                (part.file, memory_of(buffers[part.label]) if memory is None else memory)
-                for part, memory in zip(group, direct, strict=True)
-            )
-            for part in group if check else ():
-                _check(part, buffers[part.label] if part.label in buffers else self._slot_of(part, place))
-            with own_stream(device):
-                for part in group if buffers else ():
-                    if part.label in buffers:
-                        self._slot_of(part, place).copy_(buffers[part.label], non_blocking=True)
+        with self._checked.turn(content_hash):
+            check = not self._checked.holds(content_hash, known.stamps)
+            with self._lease(known, reader, check=check) as parts:
+                if parts is not None:
+                    self._place(known.routes, [parts[label] for label in known.sizes], place)
+                    return
+            for routes in _groups(known.routes, self._model.blocks.device):
+                self._read_and_place(known, routes, place, reader, check=check)
+            self._checked.note(content_hash, known.stamps)
 
-    def _slot_of(self, part: Part, place: Place) -> Tensor:
-        """Where this part goes: sign uint8 `[rows, ceil(columns / 8)]`, alpha or vector float32 `[size]`."""
-        stretch = slice(part.first, part.first + part.size)
-        if part.kind == "vector":
-            return self._model.tables[part.target][place.vector, stretch]
-        bank = self._model.banks[part.target]
-        whole = bank.sign_VPNB if part.kind == "sign" else bank.row_scale_VPN
-        return whole[place.planes[part.plane], 0, stretch]
+    def _lease(
+        self, known: KnownVariant, reader: FileReader, *, check: bool
+    ) -> AbstractContextManager[Parts | None]:
+        """The parts in host memory, read and checked where they are not there; None: no room for them."""
+        if self._host is None:
+            return nullcontext()
+
+        def fill(parts: Parts) -> None:
+            wanted = known.plan.parts
+            self._read(known, wanted, [parts[part.label] for part in wanted], reader, check=check)
+            self._checked.note(known.plan.content_hash, known.stamps)
+
+        return self._host.lease(known.plan.content_hash, known.sizes, fill)
+
+    def _place(self, routes: Sequence[Route], stored: Sequence[memoryview], place: Place) -> None:
+        """Copy parts from host memory to their slots; done when this returns."""
+        with own_stream(self._model.blocks.device):
+            for route, target, memory in zip(
+                routes, self._memory.bytes_of(routes, place), stored, strict=True
+            ):
+                if target is not None:
+                    target[:] = memory
+                else:
+                    tensor = tensor_over(memory, route.part.file.spec)
+                    self._memory.tensor_of(route.part, place).copy_(tensor, non_blocking=True)
+
+    def _read_and_place(
+        self, known: KnownVariant, routes: Sequence[Route], place: Place, reader: FileReader, *, check: bool
+    ) -> None:
+        """Read parts from their files to their slots, through a buffer where they must be converted or sent."""
+        pinned = self._model.blocks.device.type == "cuda"
+        staged: list[tuple[Part, Tensor]] = []
+        memories: list[memoryview] = []
+        for route, memory in zip(routes, self._memory.bytes_of(routes, place), strict=True):
+            if memory is None:
+                spec = route.part.file.spec
+                buffer = torch.empty(spec.shape, dtype=spec.dtype, pin_memory=pinned)
+                staged.append((route.part, buffer))
+                memory = memory_of(buffer)
+            memories.append(memory)
+        self._read(known, [route.part for route in routes], memories, reader, check=check)
+        with own_stream(self._model.blocks.device):
+            for part, buffer in staged:
+                self._memory.tensor_of(part, place).copy_(buffer, non_blocking=True)
+
+    def _read(
+        self,
+        known: KnownVariant,
+        parts: Sequence[Part],
+        memories: Sequence[memoryview],
+        reader: FileReader,
+        *,
+        check: bool,
+    ) -> None:
+        """Fill the memories, and check them. A file that somebody writes to meanwhile is refused."""
+        reader.read(zip((part.file for part in parts), memories, strict=True))
+        for path, stamp in known.stamps.items():
+            if reader.stamp(path) != stamp:
+                raise DeltaError(f"{path} changed while it was read; ask for the variant again")
+        if check:
+            for part, memory in zip(parts, memories, strict=True):
+                check_part(part, tensor_over(memory, part.file.spec))
 
 
-class _SlotMemory:
-    """The bytes of all slots, so that a file is read to its slot with no tensor made on the way: a load of
-    hundreds of small parts would spend most of its time on that.
-    """
-
-    def __init__(self, model: ServedModel) -> None:
-        self._bytes: dict[tuple[str, str], tuple[memoryview, int]] = {}
-        """(kind, target) -> bytes of the whole tensor, bytes of one slot."""
-        if model.blocks.device.type != "cpu":
-            return
-        for target, bank in model.banks.items():
-            for kind, whole in (("sign", bank.sign_VPNB), ("alpha", bank.row_scale_VPN)):
-                self._bytes[kind, target] = (memory_of(whole), whole[0].nbytes)
-        for target, table in model.tables.items():
-            self._bytes["vector", target] = (memory_of(table), table[0].nbytes)
-
-    def of(self, part: Part, place: Place) -> memoryview | None:
-        """Where the stored bytes of this part can go as they are, or None."""
-        if (part.kind, part.target) not in self._bytes:
-            return None
-        whole, slot_bytes = self._bytes[part.kind, part.target]
-        slot = place.vector if part.kind == "vector" else place.planes[part.plane]
-        row_bytes = (part.columns + 7) // 8 if part.kind == "sign" else _SCALE_BYTES
-        if (
-            part.file.size_bytes != part.size * row_bytes
-        ):  # one scale for the matrix, or a vector of another dtype
-            return None
-        start = slot * slot_bytes + part.first * row_bytes
-        return whole[start : start + part.file.size_bytes]
-
-
-def _buffer_for(part: Part, device: torch.device) -> Tensor:
-    """Memory to read a part into before it is copied to its slot."""
-    return torch.empty(part.file.spec.shape, dtype=part.file.spec.dtype, pin_memory=device.type == "cuda")
-
-
-def _groups(parts: tuple[Part, ...], device: torch.device) -> Iterator[list[Part]]:
+def _groups(routes: tuple[Route, ...], device: torch.device) -> Iterator[Sequence[Route]]:
     """All at once on the CPU; for another device at most STAGING_BYTES, or one part, at a time."""
-    group: list[Part] = []
+    if device.type == "cpu":
+        yield routes
+        return
+    group: list[Route] = []
     held_bytes = 0
-    for part in parts:
-        if group and device.type != "cpu" and held_bytes + part.file.size_bytes > STAGING_BYTES:
+    for route in routes:
+        size_bytes = route.part.file.size_bytes
+        if group and held_bytes + size_bytes > STAGING_BYTES:
             yield group
             group, held_bytes = [], 0
-        group.append(part)
-        held_bytes += part.file.size_bytes
+        group.append(route)
+        held_bytes += size_bytes
     if group:
         yield group
-
-
-def _check(part: Part, stored: Tensor) -> None:
-    """The digest, then what FORMAT.md demands of the values."""
-    found = tensor_digest(stored)
-    if found != part.digest:
-        raise DeltaError(
-            f"{part.label} has digest {found[:16]}, expected {part.digest[:16]}; the file is damaged, fetch it again"
-        )
-    if part.kind == "sign":
-        if not padding_is_zero(stored, part.columns):
-            raise DeltaError(f"{part.label}: padding bits past column {part.columns} are not zero")
-        return
-    values = (
-        stored.float().numpy()
-    )  # numpy: torch would start threads for a large one, beside those of the steps
-    if not np.isfinite(values).all() or (part.kind == "alpha" and (values < 0).any()):
-        raise DeltaError(f"{part.label} holds NaN, infinity or a negative scale")

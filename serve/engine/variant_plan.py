@@ -19,7 +19,7 @@ from zen_train.delta.dtypes import ARITHMETIC_DTYPES
 from zen_train.delta.manifest import part_name
 from zen_train.errors import DeltaError
 from zen_train.serve.engine.parameters import UNUSED_BUFFERS, Layout, MatrixPlace, VectorPlace
-from zen_train.serve.engine.tensor_files import FilePlace, find_places
+from zen_train.serve.engine.tensor_files import FilePlace, places_in
 from zen_train.serve.errors import VariantUnusableError
 
 _EXPORT_AGAIN = "Export the variant again with embedding=sign and no matrix_max_relative_error"
@@ -92,7 +92,7 @@ def plan_variant(
             "fewer."
         )
     _check_coverage(artifact, layout)
-    places = find_places(artifact.folder, "delta")
+    places = places_in(artifact.shards)
     parts: list[Part] = []
     for name, entry in config.tensors.items():
         if name.endswith(UNUSED_BUFFERS):

@@ -76,6 +76,7 @@ class Core:
             move=self.scheduler.move,
             fail=self.scheduler.fail,
             set_pin=self.tier.pin,
+            forget=engine.forget,
         )
         self.residency = Residency(
             engine=engine,

@@ -43,7 +43,9 @@ class Names:
         move: Callable[[Ticket, Lane], None],
         fail: Callable[[Ticket, Exception], None],
         set_pin: Callable[[Lane, bool], None],
+        forget: Callable[[str], None],
     ) -> None:
+        """`forget` is told each content hash that has left: no name means it and nothing of it runs."""
         self.base_name = base_name
         self.base = Lane(key=None, variant=None, where="device", size_bytes=0)
         self.pinned: set[str] = set()
@@ -54,6 +56,7 @@ class Names:
         self._move = move
         self._fail = fail
         self._set_pin = set_pin
+        self._tell_forgotten = forget
         self._by_name: dict[str, Lane] = {}
         self._cuts: list[tuple[float, list[Ticket]]] = []
         """When the grace of these running requests ends, earliest first."""
@@ -173,7 +176,9 @@ class Names:
         self._set_pin(lane, not self.pinned.isdisjoint(lane.names))
 
     def _forget(self, lane: Lane) -> None:
+        assert lane.key is not None
         del self._lanes[lane.key]
+        self._tell_forgotten(lane.key)
         self._say_farewell(lane)
 
     def _say_farewell(self, lane: Lane) -> None:

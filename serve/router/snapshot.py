@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Tier = Literal["device", "loading", "disk"]
+Tier = Literal["device", "loading", "host", "disk"]
+"""host: off the device, and in the engine's host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from zen_train.serve.router.core import Core
 from zen_train.serve.router.gauges import quantile
 from zen_train.serve.router.lane import Lane
@@ -12,11 +14,13 @@ def snapshot(core: Core, *, draining: bool, why_not_ready: str | None) -> Router
     """The whole router at this instant."""
     cache = core.tier.snapshot()
     auto_pinned = {entry.key for entry in cache.entries if entry.auto_pinned}
+    host = core.engine.stats().host
+    on_host = host.resident.keys() if host else frozenset[str]()
     return RouterSnapshot(
         ready=why_not_ready is None,
         why_not_ready=why_not_ready,
         draining=draining,
-        variants=tuple(_variant(core, name, auto_pinned) for name in core.names.all()),
+        variants=tuple(_variant(core, name, auto_pinned, on_host) for name in core.names.all()),
         queued=core.scheduler.queued,
         running=len(core.scheduler.jobs),
         max_jobs=core.engine.limits.max_jobs,
@@ -30,14 +34,14 @@ def snapshot(core: Core, *, draining: bool, why_not_ready: str | None) -> Router
     )
 
 
-def _variant(core: Core, name: str, auto_pinned: set[str]) -> VariantView:
+def _variant(core: Core, name: str, auto_pinned: set[str], on_host: Set[str]) -> VariantView:
     now_s = core.clock()
     lane, stats = core.names.lane(name), core.stats.of(name)
     latencies = stats.first_token.values(now_s)
     return VariantView(
         name=name,
         content_hash=lane.key,
-        tier=_tier(lane),
+        tier=_tier(lane, on_host),
         pinned=name in core.names.pinned,
         auto_pinned=lane.key in auto_pinned,
         device_bytes=lane.size_bytes,
@@ -62,7 +66,7 @@ def _variant(core: Core, name: str, auto_pinned: set[str]) -> VariantView:
     )
 
 
-def _tier(lane: Lane) -> Tier:
-    if lane.where == "loading":
-        return "loading"
-    return "device" if lane.where == "device" else "disk"
+def _tier(lane: Lane, on_host: Set[str]) -> Tier:
+    if lane.where in ("loading", "device"):
+        return lane.where
+    return "host" if lane.key in on_host else "disk"

@@ -1,7 +1,7 @@
 """The artifacts that are served: found under one root, checked, named; in host memory where that helps."""
 
 from zen_train.serve.store.catalogue import Catalogue
-from zen_train.serve.store.host import HostDelta, HostStats, HostTier
+from zen_train.serve.store.host import HostTier
 from zen_train.serve.store.opening import open_delta
 from zen_train.serve.store.paths import resolve_inside
 from zen_train.serve.store.seen import Broken, Changes
@@ -10,8 +10,6 @@ __all__ = [
     "Broken",
     "Catalogue",
     "Changes",
-    "HostDelta",
-    "HostStats",
     "HostTier",
     "open_delta",
     "resolve_inside",

@@ -158,9 +158,15 @@ def test_blocks_prepared_for_another_shape_are_refused():
     assert "the prepared blocks were checked for" in message
 
 
+def test_triton_is_refused_for_cpu_tensors_outside_its_interpreter(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    inputs = build(CASE, torch.float32)
+    assert "it needs a CUDA device, or TRITON_INTERPRET=1" in call("triton", inputs)
+
+
 def test_an_unknown_backend_is_refused():
     inputs = build(CASE, torch.float32)
-    assert "backend is 'gpu'; allowed: auto, cpu, torch, reference" in call("gpu", inputs)
+    assert "backend is 'gpu'; allowed: auto, cpu, torch, triton, reference" in call("gpu", inputs)
 
 
 @pytest.mark.skipif(not load(), reason="no C++ compiler here")

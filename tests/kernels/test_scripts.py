@@ -39,6 +39,15 @@ def test_gpu_check_goes_through_all_its_steps_without_a_gpu(tmp_path):
     assert "decode dry M16 V14" in cases
     assert "prefill dry M70 V1" in cases
     assert next(line for line in lines if line["case"] == "named cases")["value"] == 0
+    for case in ("engine fp32 eager", "engine fp32 graphs", "engine bf16 eager", "engine bf16 graphs"):
+        found = {line["against"]: line["value"] for line in lines if line["case"] == case}
+        assert found["a decode step of 4 sequences"] > 0
+        assert found["cold load from host memory"] > 0
+        assert found["that read the disk again"] == 0
+        if "fp32" in case:
+            assert found["dense float32, first load"] < 100
+            assert found["dense float32, reload"] < 100
+            assert found["that the dense models would not say"] == 0
 
 
 @pytest.mark.skipif(not load(), reason="no C++ compiler here")

@@ -25,12 +25,14 @@ def test_no_word_at_all_serves_the_embedded_base_and_what_training_left():
 def test_sections_are_set_by_dotted_keys():
     config = read(
         "engine.slots=3",
+        "engine.host_bytes=0",
         "router.starvation_s=1.5",
         "limits.max_choices=2",
         "router.cache.auto_pins=0",
         "pin=[a,b]",
     )
     assert config.engine.slots == 3
+    assert config.engine.host_bytes == 0
     assert config.router.starvation_s == 1.5
     assert config.limits.max_choices == 2
     assert config.router.cache.auto_pins == 0
@@ -79,6 +81,9 @@ def test_keys_come_from_the_environment_and_are_never_shown():
         ("drain_s=0", "drain_s=0"),
         ("drain_s=.inf", "drain_s"),
         ("engine.slots=0", "engine.slots=0"),
+        ("engine.host_bytes=-1", "engine.host_bytes=-1"),
+        ("engine.host_bytes=8GB", "engine.host_bytes='8GB'"),
+        ("engine.hostbytes=1", "Did you mean engine.host_bytes"),
         ("engine.device=tpu", "allowed: cpu"),
         ("base_name='two words'", "base_name"),
         ("variants=[1", "quote special characters"),

@@ -149,6 +149,25 @@ def test_no_variants_is_fine(tmp_path):
         assert process.wait() == 0
 
 
+def test_a_variant_that_leaves_the_device_waits_in_host_memory_until_it_is_removed(variants):
+    words = ("engine.slots=1", "engine.host_bytes=50000000", "router.cache.minimum_residency_s=0")
+    with server_process(*SETTINGS, *words, cwd=variants.parent) as process:
+        process.wait_until_it_serves()
+        assert "host memory" in process.output()
+        said = [answer(process, f"zen4-{name}").choices[0].message.content for name in ("coder", "math") * 2]
+        assert said[:2] == said[2:]
+        status = process.get("/status.json").json()
+        tiers = {view["name"]: view["tier"] for view in status["variants"]}
+        assert tiers == {"tiny": "device", "zen4-coder": "host", "zen4-math": "device"}
+        assert (status["host"]["hits"], status["host"]["lookups"]) == (2, 4)
+        held = status["host"]["used"]
+        process.client().post("/unload_lora_adapter", body={"lora_name": "zen4-coder"}, cast_to=object)
+        process.until(
+            lambda: process.get("/status.json").json()["host"]["used"] == held // 2, "its memory is free"
+        )
+        assert f"zen_host_variant_bytes_used {held / 2}" in process.get("/metrics").text
+
+
 def test_sigterm_lets_a_stream_finish_and_says_not_ready_meanwhile(variants):
     with server_process(*SETTINGS, "drain_s=60", cwd=variants.parent) as process:
         process.wait_until_it_serves()

@@ -33,6 +33,7 @@ class DeltaArtifact:
         self.folder = folder
         self.config = config
         self.content_hash = config.content_hash
+        self.shards = tuple(shards)
         self._home = {name: shard for shard in shards for name in shard.names()}
 
     @classmethod

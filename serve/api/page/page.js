@@ -136,8 +136,10 @@ function show(status) {
   draw(at("queue-plot"), [past.running, past.queued]);
   at("rate-span").textContent = past.age_s.length > 1
     ? `last ${duration(Math.round(past.age_s[0]))}, at most ${Math.max(...past.tokens_per_s).toFixed(0)}` : "";
-  const device = status.device_bytes, kv = status.kv_tokens;
+  const device = status.device_bytes, host = status.host, kv = status.kv_tokens;
   meter("device", device.used, device.budget, `${bytes(device.used)} of ${bytes(device.budget)}`);
+  at("host-meter").hidden = host === null;
+  if (host) meter("host", host.used, host.budget, `${bytes(host.used)} of ${bytes(host.budget)}`);
   meter("kv", kv.used, kv.budget, `${kv.used} of ${kv.budget} tokens`);
   at("loads").textContent = status.loads_in_flight
     ? `${status.loads_in_flight} loading` : `${status.engine.preemptions} preemptions`;

@@ -33,7 +33,7 @@ from zen_train.serve.errors import BadRequestError, EngineDeadError, UnknownMode
 from zen_train.serve.router.config import RouterConfig
 from zen_train.serve.router.router import Router
 from zen_train.serve.store import Broken
-from zen_train.serve.types import EngineLimits, EngineStats, Job, TokenEvent, TokenLogprob, Variant
+from zen_train.serve.types import EngineLimits, EngineStats, HostStats, Job, TokenEvent, TokenLogprob, Variant
 from zen_train.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -64,6 +64,8 @@ class ScriptEngine:
     """Cleared: no step begins."""
     may_load: threading.Event = field(default_factory=threading.Event)
     """Cleared: loads wait."""
+    host: HostStats | None = None
+    """What it says of its host tier."""
     broken: set[str] = field(default_factory=set)
     loads: list[str] = field(default_factory=list)
     jobs_seen: list[Job] = field(default_factory=list)
@@ -138,6 +140,9 @@ class ScriptEngine:
         await asyncio.sleep(0)
         del self.resident[content_hash]
 
+    def forget(self, content_hash: str) -> None:
+        pass
+
     def stats(self) -> EngineStats:
         with self._lock:
             running = len(self.jobs)
@@ -152,6 +157,7 @@ class ScriptEngine:
             tokens_generated=self.generated,
             preemptions=0,
             death=self.death,
+            host=self.host,
         )
 
     def die(self, why: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.serve.api.stage import ScriptEngine, serving
 from zen_train.serve.router.config import RouterConfig
+from zen_train.serve.types import HostStats
 
 ASK = [{"role": "user", "content": "hi"}]
 
@@ -173,6 +174,32 @@ def test_the_status_document_has_what_the_page_draws(tmp_path):
         columns = status["history"]
         assert {len(column) for column in columns.values()} == {len(columns["age_s"])}
         assert columns["age_s"][-1] == 0
+
+
+def test_host_memory_is_shown_where_there_is_a_host_tier(tmp_path):
+    with serving(tmp_path) as stage:
+        assert stage.http().get("/status.json").json()["host"] is None
+        assert not any(name.startswith("zen_host") for name in series(stage))
+        stage.engine.host = HostStats(
+            budget_bytes=5000,
+            resident={"hash-of-zen4-math": 1500, "unknown": 500},
+            hits=3,
+            lookups=4,
+            read_bytes=900,
+        )
+        status, found = stage.http().get("/status.json").json(), series(stage)
+        assert status["host"] == {"used": 2000, "budget": 5000, "hits": 3, "lookups": 4, "read_bytes": 900}
+        tiers = {view["name"]: view["tier"] for view in status["variants"]}
+        assert tiers == {"tiny": "device", "zen4-coder": "disk", "zen4-math": "host"}
+        assert found['zen_variant_loaded{pinned="false",tier="host",variant="zen4-math"}'] == 0
+        shown = {name: value for name, value in found.items() if name.startswith("zen_host")}
+        assert shown == {
+            "zen_host_variant_bytes_used": 2000,
+            "zen_host_variant_bytes_budget": 5000,
+            "zen_host_hits_total": 3,
+            "zen_host_lookups_total": 4,
+            "zen_host_read_bytes_total": 900,
+        }
 
 
 def test_the_page_is_plain_files_that_may_load_nothing_from_elsewhere(stage):

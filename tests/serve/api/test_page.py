@@ -6,6 +6,7 @@ import pytest
 
 from tests.serve.api.stage import ScriptEngine, serving
 from zen_train.serve.store import Broken
+from zen_train.serve.types import HostStats
 
 pytestmark = pytest.mark.browser
 
@@ -75,6 +76,20 @@ def test_it_shows_every_model_with_its_tier_and_times(page):
     assert "2.0 kB of 4.0 kB" in page.locator("#device-text").inner_text()
     assert page.locator("#device-bar").evaluate("bar => bar.style.width") == "50%"
     assert page.locator("#models svg polyline").count() >= 2
+
+
+def test_it_shows_host_memory_where_there_is_a_host_tier(page, stage):
+    assert page.locator("#host-meter").is_hidden()
+    stage.engine.host = HostStats(
+        budget_bytes=4000, resident={"hash-of-zen4-math": 1000}, hits=0, lookups=1, read_bytes=1000
+    )
+    page.wait_for_selector("#host-meter:not([hidden])")
+    assert page.locator("#host-text").inner_text() == "1.0 kB of 4.0 kB"
+    assert page.locator("#host-bar").evaluate("bar => bar.style.width") == "25%"
+    row = page.locator("#models tbody tr", has_text="zen4-math")
+    assert "host" in row.inner_text()
+    stage.engine.host = None
+    page.wait_for_selector("#host-meter", state="hidden")
 
 
 def test_names_and_reasons_are_text_and_never_markup(page):

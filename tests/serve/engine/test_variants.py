@@ -26,7 +26,7 @@ from tests.serve.engine.models import (
     unload,
 )
 from zen_train.delta import DeltaArtifact
-from zen_train.serve.engine import variant_loader
+from zen_train.serve.engine import checking
 from zen_train.serve.engine.variant_plan import plan_variant
 from zen_train.serve.errors import VariantUnusableError
 
@@ -307,8 +307,8 @@ def test_vanished_files_fail_that_load_and_nothing_else(family, start, tmp_path)
 def hashed(monkeypatch):
     """One entry for each digest that the loader takes."""
     found = []
-    digest = variant_loader.tensor_digest
-    monkeypatch.setattr(variant_loader, "tensor_digest", lambda tensor: found.append(1) or digest(tensor))
+    digest = checking.tensor_digest
+    monkeypatch.setattr(checking, "tensor_digest", lambda tensor: found.append(1) or digest(tensor))
     return found
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zen_train.serve.engine.interface import Sink
 from zen_train.serve.errors import EngineDeadError, VariantUnusableError
-from zen_train.serve.types import EngineLimits, EngineStats, Job, TokenEvent
+from zen_train.serve.types import EngineLimits, EngineStats, HostStats, Job, TokenEvent
 
 SLOT_BYTES = 100
 
@@ -50,6 +50,7 @@ class ModelEngine:
         context_tokens: int = 1_000,
         step_s: float = 0.01,
         load_s: float = 0.1,
+        host_bytes: int = 0,
     ) -> None:
         self._limits = EngineLimits(
             context_tokens=context_tokens,
@@ -64,6 +65,9 @@ class ModelEngine:
         self.gates: dict[str, asyncio.Event] = {}
         """Loads of these hashes end only when the event is set."""
         self.resident: dict[str, int] = {}
+        self.host_bytes = host_bytes
+        self.host: dict[str, int] = {}
+        """What was loaded and not forgotten; nothing else makes room there."""
         self.loading: dict[str, int] = {}
         self.jobs: dict[str, tuple[Job, Sink, int]] = {}
         self.cancelled: set[str] = set()
@@ -155,6 +159,8 @@ class ModelEngine:
                     f"{folder}: the digest of model.norm does not match; export it again"
                 )
             self.resident[content_hash] = size
+            if self.host_bytes:
+                self.host[content_hash] = size
         finally:
             del self.loading[content_hash]
 
@@ -166,6 +172,11 @@ class ModelEngine:
         await asyncio.sleep(0)
         self.resident.pop(content_hash)
         self.unloads.append(content_hash)
+
+    def forget(self, content_hash: str) -> None:
+        if content_hash in self.resident or content_hash in self.loading:
+            self._breach(f"forget of {content_hash}: it is on the device")
+        self.host.pop(content_hash, None)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -179,6 +190,12 @@ class ModelEngine:
             tokens_generated=self.tokens,
             preemptions=0,
             death=self.dead,
+            host=self._host_stats() if self.host_bytes else None,
+        )
+
+    def _host_stats(self) -> HostStats:
+        return HostStats(
+            budget_bytes=self.host_bytes, resident=dict(self.host), hits=0, lookups=0, read_bytes=0
         )
 
     def stop(self) -> None:

@@ -199,6 +199,39 @@ async def test_a_variant_whose_files_are_gone_is_removed_by_a_rescan():
 
 
 @virtual
+async def test_weights_that_no_name_means_any_more_give_their_host_memory_back():
+    """Removed, replaced, shared by two names, and only after the last job on them."""
+    async with World("a b c", host_bytes=1000) as world:
+        world.catalogue.write("twin", "hash-c", folder="/variants/twin")
+        await world.router.refresh()
+        await read_all([await world.submit(name) for name in "abc"])
+        assert world.engine.host.keys() == {"hash-a", "hash-b", "hash-c"}
+        await world.router.unload("a")
+        assert world.engine.host.keys() == {"hash-b", "hash-c"}
+        running = await world.submit("b", tokens=100)
+        await asyncio.sleep(0.1)
+        world.catalogue.write("b", "hash-new", folder="/variants/b2")
+        await world.router.refresh()
+        await asyncio.sleep(0.1)
+        assert "hash-b" in world.engine.host
+        await read(running)
+        await world.ask("b")
+        await world.router.unload("c")
+        assert world.engine.host.keys() == {"hash-c", "hash-new"}
+        await world.router.unload("twin")
+        assert world.engine.host.keys() == {"hash-new"}
+
+
+@virtual
+async def test_a_variant_that_was_never_loaded_leaves_quietly():
+    async with World("a b", host_bytes=1000) as world:
+        await world.ask("a")
+        del world.catalogue.next["b"]
+        await world.router.refresh()
+        assert world.engine.host.keys() == {"hash-a"}
+
+
+@virtual
 async def test_a_variant_that_is_added_is_served_at_once():
     async with World() as world:
         world.catalogue.write("a", "hash-a")

@@ -28,6 +28,17 @@ async def test_every_variant_is_shown_with_tier_and_pin_before_any_traffic():
 
 
 @virtual
+async def test_a_variant_that_left_the_device_is_shown_in_host_memory_where_there_is_one():
+    for host_bytes, tier in ((1000, "host"), (0, "disk")):
+        async with World("a b c", slots=1, host_bytes=host_bytes) as world:
+            await world.ask("a")
+            assert world.view("a").tier == "device"
+            await asyncio.sleep(10.0)
+            await world.ask("b")
+            assert [world.view(name).tier for name in "abc"] == [tier, "device", "disk"]
+
+
+@virtual
 async def test_names_that_nobody_serves_leave_no_trace():
     """vllm#45325, the other side: one series per variant, whatever clients ask for."""
     async with World("a") as world:

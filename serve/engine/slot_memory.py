@@ -1,0 +1,83 @@
+"""Where the parts of a variant go: tensors of the banks and tables, and on a CPU their very bytes.
+
+Bytes go to a slot with no tensor made on the way: a load of hundreds of small parts would spend most of its
+time on that. What does not depend on the slot is computed once for a plan (`routes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from zen_train.serve.engine.slots import Place
+from zen_train.serve.engine.tensor_files import memory_of
+from zen_train.serve.engine.variant_plan import Part
+from zen_train.serve.engine.weights import ServedModel
+
+_SCALE_BYTES = 4  # scales and vectors are float32 on the device
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How one part gets to a slot."""
+
+    part: Part
+    memory: memoryview | None
+    """The bytes of all slots, where the stored bytes can go as they are; else the part goes as a tensor."""
+    which: int
+    """Index into `(*planes, vector)` of the place."""
+    slot_bytes: int
+    first_byte: int
+    """Within the slot."""
+
+
+class SlotMemory:
+    """Of one model."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._bytes: dict[tuple[str, str], tuple[memoryview, int]] = {}
+        """(kind, target) -> bytes of the whole tensor, bytes of one slot."""
+        if model.blocks.device.type != "cpu":
+            return
+        for target, bank in model.banks.items():
+            for kind, whole in (("sign", bank.sign_VPNB), ("alpha", bank.row_scale_VPN)):
+                self._bytes[kind, target] = (memory_of(whole), whole[0].nbytes)
+        for target, table in model.tables.items():
+            self._bytes["vector", target] = (memory_of(table), table[0].nbytes)
+
+    def routes(self, parts: Sequence[Part]) -> tuple[Route, ...]:
+        """In the order of the parts."""
+        return tuple(map(self._route, parts))
+
+    def _route(self, part: Part) -> Route:
+        which = -1 if part.kind == "vector" else part.plane
+        row_bytes = (part.columns + 7) // 8 if part.kind == "sign" else _SCALE_BYTES
+        memory, slot_bytes = self._bytes.get((part.kind, part.target), (None, 0))
+        if part.file.size_bytes != part.size * row_bytes:
+            memory = None  # one scale for the matrix, or a vector of another dtype
+        return Route(part, memory, which, slot_bytes, part.first * row_bytes)
+
+    def bytes_of(self, routes: Sequence[Route], place: Place) -> list[memoryview | None]:
+        """Where the stored bytes of each part go as they are, or None."""
+        slots = (*place.planes, place.vector)
+        return [
+            None
+            if route.memory is None
+            else route.memory[
+                (start := slots[route.which] * route.slot_bytes + route.first_byte) : start
+                + route.part.file.size_bytes
+            ]
+            for route in routes
+        ]
+
+    def tensor_of(self, part: Part, place: Place) -> Tensor:
+        """Where a part goes: sign uint8 `[rows, ceil(columns / 8)]`, alpha or vector float32 `[size]`."""
+        stretch = slice(part.first, part.first + part.size)
+        if part.kind == "vector":
+            return self._model.tables[part.target][place.vector, stretch]
+        bank = self._model.banks[part.target]
+        whole = bank.sign_VPNB if part.kind == "sign" else bank.row_scale_VPN
+        return whole[place.planes[part.plane], 0, stretch]

@@ -23,7 +23,7 @@ def exhaustive(loss, numel, bits):
 
 
 def draw(seed):
-    """Five matrices; two of them lose nothing convexly: a second plane that helps more than the first, and none that does."""
+    """Five matrices; in two of them a second plane helps more than the first, or none helps."""
     generator = torch.Generator().manual_seed(seed)
     size = (torch.rand(5, generator=generator) * 4).exp()
     loss = {str(i): [float(s) * share for share in (1.0, 0.36, 0.12, 0.04)] for i, s in enumerate(size)}

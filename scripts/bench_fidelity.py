@@ -4,12 +4,13 @@ python scripts/bench_fidelity.py --work DIR VARIANT [VARIANT ...] >> scripts/res
 
 For each variant: full fine-tunes of 40 steps at two learning rates, of which the better one on the held-out text counts
 (what a delta keeps of a badly tuned one says little); deltas made from its weights (`matrix`: one scale a matrix, the
-paper; `row`; `planes`: two bits a weight; `distilled`: scales by row fitted to its logits); and fine-tunes that end
-one-bit-aware on the same data, with as many steps (`aware`) and with 1.3 times as many (`aware_1.3`).
+paper; `row`; `two_bits`; `distilled`: scales by row fitted to its logits); and fine-tunes that end one-bit-aware on the
+same data, with as many steps (`aware`) and with 1.3 times as many (`aware_1.3`). For math, coder, translate and agent
+also one and 1.25 bits a weight spread over the matrices (`spread_1`, `spread_1.25`), and the codes of others.
 Training runs are commands that a user would type; they are kept in DIR and not repeated, so a stopped bench goes on
 where it was. Two to three minutes a run on two cores, half a minute a method.
 Per method: held-out loss, share of the full fine-tune's gain with a 95 % interval (bootstrap over records, paired), KL
-divergence from the full fine-tune, and how often both would say the same token.
+divergence from the full fine-tune, how often both would say the same token, and bits a weight of the matrices.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import fidelity_fitted as fitted
+from fidelity_codes import CODES
 from fidelity_judge import Judge, Score, bootstrap
 from fidelity_runs import Run, trained
 from measure import Figures
 
-from zen_train.base import Base
 from zen_train.delta import DeltaArtifact, iter_applied
-from zen_train.delta.codec import Scale, add_delta, encode
 from zen_train.module import load_weights_
 from zen_train.overrides import config_groups
 
@@ -37,11 +39,12 @@ STEPS = 40
 LEARNING_RATES = (1e-4, 2e-4)
 AWARE: dict[str, float] = {"aware": 1.0, "aware_1.3": 1.3}
 """One-bit-aware runs: their steps over those of the full fine-tune."""
-CODED: dict[str, tuple[Scale, int]] = {"matrix": ("matrix", 1), "row": ("row", 1), "planes": ("row", 2)}
-"""Deltas of the full fine-tune: scale and planes."""
-METHODS = [*CODED, "distilled", *AWARE]
-BOUNDS = {"aware": 97.5, "aware_1.3": 99.0, "planes": 97.0, "distilled": 96.0}
-DISTILL_STEPS, DISTILL_RATE = 24, 0.03
+SPREAD = {"spread_1": 1.0, "spread_1.25": 1.25}
+"""Bits a weight."""
+METHODS = ["matrix", "row", "two_bits", "distilled", *AWARE]
+MORE_METHODS = [*SPREAD, "low_rank", "delta_come", "ternary"]
+MORE_VARIANTS = ("math", "coder", "translate", "agent")
+BOUNDS = {"aware": 97.5, "aware_1.3": 99.0, "two_bits": 97.0, "distilled": 96.0}
 
 
 def main() -> int:
@@ -49,7 +52,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("variants", nargs="*", metavar="VARIANT", help="none: all 14")
     parser.add_argument("--work", type=Path, required=True, help="training runs are kept here and reused")
-    parser.add_argument("--methods", nargs="*", default=METHODS, choices=METHODS)
+    parser.add_argument("--methods", nargs="*", choices=[*METHODS, *MORE_METHODS])
     parser.add_argument(
         "--tokens", type=int, default=8192, help="places in the held-out blocks that are scored"
     )
@@ -58,7 +61,8 @@ def main() -> int:
         parser.error(f"no such variant: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     figures = Figures("fidelity")
     for variant in arguments.variants or names:
-        Bench(variant, arguments.work / variant, arguments.tokens, figures).measure(arguments.methods)
+        methods = arguments.methods or METHODS + MORE_METHODS * (variant in MORE_VARIANTS)
+        Bench(variant, arguments.work / variant, arguments.tokens, figures).measure(methods)
     figures.show()
     return 0
 
@@ -82,6 +86,7 @@ class Bench:
         self.tuned = dict(full[self.rate].weights())
         load_weights_(self.judge.module, self.tuned.items())
         self.full = self.judge.score(remember=True)
+        self.losses: dict[str, list[float]] = {}
         self._add("base loss", self.base.loss, "nats")
         for rate, score in scores.items():
             chosen = "the one others are compared with" if rate == self.rate else None
@@ -89,15 +94,31 @@ class Bench:
 
     def measure(self, methods: list[str]) -> None:
         for method in methods:
-            load_weights_(self.judge.module, self._weights(method))
-            self._report(method, self.judge.score())
+            weights, bits = self._made(method)
+            load_weights_(self.judge.module, weights)
+            self._report(method, self.judge.score(), bits)
 
-    def _weights(self, method: str) -> Iterator[tuple[str, Tensor]]:
+    def _made(self, method: str) -> tuple[Iterator[tuple[str, Tensor]], float]:
+        """The weights of a method, and its bits for each weight of the matrices."""
         if method in AWARE:
-            return applied(self._aware(method, AWARE[method]), self.judge.base)
+            artifact = DeltaArtifact.open(self._aware(method, AWARE[method]).delta)
+            return iter_applied(artifact, self.judge.base.source()), stored_bits(artifact)
         if method == "distilled":
-            return self.judge.distilled(self.tuned, steps=DISTILL_STEPS, learning_rate=DISTILL_RATE)
-        return coded(self.tuned, self.judge.base, *CODED[method])
+            return fitted.distilled(self.judge, self.tuned), self._coded("row")[1]
+        if method in SPREAD:
+            self.losses = self.losses or fitted.losses(self.judge, self.tuned)
+            return fitted.spread(self.judge, self.tuned, self.losses, SPREAD[method]), SPREAD[method]
+        return self._coded(method)
+
+    def _coded(self, method: str) -> tuple[Iterator[tuple[str, Tensor]], float]:
+        source = self.judge.base.source()
+        weights, taken, numel = dict(self.tuned), 0.0, 0
+        for name, weight in self.tuned.items():
+            if weight.ndim == 2:
+                origin = source.get(name).float()
+                delta, bits = CODES[method](weight - origin)
+                weights[name], taken, numel = origin + delta, taken + bits, numel + weight.numel()
+        return iter(weights.items()), taken / numel
 
     def _aware(self, method: str, share: float) -> Run:
         return trained(
@@ -108,7 +129,7 @@ class Bench:
             words=["export.aware=true"],
         )
 
-    def _report(self, method: str, found: Score) -> None:
+    def _report(self, method: str, found: Score, bits: float) -> None:
         kept = 100 * (self.base.loss - found.loss) / (self.base.loss - self.full.loss)
         self._add(f"{method} loss", found.loss, "nats")
         self._add(
@@ -122,24 +143,16 @@ class Bench:
         )
         self._add(f"{method} KL", found.divergence, "nats", against="the full fine-tune")
         self._add(f"{method} same token", 100 * found.agreement, "%", against="the full fine-tune")
+        self._add(f"{method} bits", bits, "bits a weight")
 
     def _add(self, case: str, value: float, unit: str, **more: object) -> None:
         self.figures.add(f"{self.variant}/{case}", value, unit, **more)  # type: ignore[arg-type]
 
 
-def coded(tuned: dict[str, Tensor], base: Base, scale: Scale, planes: int) -> Iterator[tuple[str, Tensor]]:
-    """`tuned` with every matrix replaced by the base and its coded delta."""
-    source = base.source()
-    for name, weight in tuned.items():
-        if weight.dim() >= 2:
-            origin = source.get(name)
-            weight = add_delta(origin, encode(origin, weight, scale=scale, planes=planes).planes)
-        yield name, weight
-
-
-def applied(run: Run, base: Base) -> Iterator[tuple[str, Tensor]]:
-    """What a server would load: the base and the exported delta."""
-    return iter_applied(DeltaArtifact.open(run.delta), base.source())
+def stored_bits(artifact: DeltaArtifact) -> float:
+    """Signs and scales of an artifact for each weight of its packed matrices."""
+    packed = [row for row in artifact.tensor_report() if row.kind == "sign"]
+    return 8 * sum(row.size_bytes for row in packed) / sum(prod(row.shape) for row in packed)
 
 
 if __name__ == "__main__":

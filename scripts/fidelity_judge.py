@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +17,8 @@ from configured import configured
 from zen_train.base import prepare_base
 from zen_train.data.load import data_module
 from zen_train.data.packing import model_inputs
-from zen_train.distill import CodedMatrix, distill, logits_of
 from zen_train.loss import IGNORE, shifted
-from zen_train.module import CausalLM, load_weights_
+from zen_train.module import CausalLM
 
 RESAMPLES = 2000
 
@@ -89,29 +85,6 @@ class Judge:
         )
         nll_R = torch.zeros(len(names), dtype=torch.float64).index_add_(0, record_N, nll_N)
         return Score(nll_R, tokens_R, divergence / len(nll_N), same / len(nll_N))
-
-    def distilled(
-        self, tuned: Mapping[str, Tensor], *, steps: int, learning_rate: float
-    ) -> Iterator[tuple[str, Tensor]]:
-        """`tuned` with its matrices coded by row and their scales fitted to its logits on training text."""
-        load_weights_(self.module, tuned.items())
-        teacher = copy.deepcopy(self.module.model).requires_grad_(False)
-        source, parameters = self.base.source(), dict(self.module.model.named_parameters())
-        coded = {
-            name: CodedMatrix(parameter, source.get(name), scale="row", dither=True)
-            for name, parameter in parameters.items()
-            if parameter.ndim == 2
-        }
-        batches: list[Any] = list(islice(iter(self.data.train_dataloader()), steps))
-        with torch.autocast("cpu", torch.bfloat16):
-            distill(
-                coded.values(),
-                student=logits_of(self.module.model, model_inputs),
-                teacher=logits_of(teacher, model_inputs),
-                batches=batches,
-                learning_rate=learning_rate,
-            )
-        return ((name, parameter.detach().clone()) for name, parameter in parameters.items())
 
 
 def bootstrap(base: Score, full: Score, found: Score) -> tuple[float, float]:

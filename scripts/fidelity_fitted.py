@@ -30,7 +30,7 @@ def distilled(judge: Judge, tuned: Mapping[str, Tensor]) -> Iterator[tuple[str, 
     teacher = copy.deepcopy(judge.module.model).requires_grad_(False)
     source = judge.base.source()
     coded = [
-        CodedMatrix(parameter, source.get(name), scale="row", dither=True)
+        CodedMatrix.of(parameter, source.get(name), scale="row", dither=True)
         for name, parameter in matrices(judge).items()
     ]
     with torch.autocast("cpu", torch.bfloat16):

@@ -30,7 +30,7 @@ def test_it_finds_the_scales_of_a_linear_layer(scale):
     weight = torch.nn.Parameter(base + change)
     tuned = weight.detach().clone()
     inputs = [{"x": torch.randn(64, 16) * torch.linspace(0.1, 3, 16)} for _ in range(4)]
-    matrix = CodedMatrix(weight, base, scale=scale, dither=False)
+    matrix = CodedMatrix.of(weight, base, scale=scale, dither=False)
     losses = distill(
         [matrix],
         student=lambda batch: batch["x"] @ weight.T,
@@ -46,7 +46,7 @@ def test_it_finds_the_scales_of_a_linear_layer(scale):
         best = ((wanted * term).sum() / term.square().sum()).expand(6)
     reached = ((x @ (weight.detach() - base).T) - wanted).square().mean()
     least = (best * term - wanted).square().mean()
-    start = (matrix.start.expand(6, 1).T * term - wanted).square().mean()
+    start = (matrix.starts[0].expand(6, 1).T * term - wanted).square().mean()
     assert len(losses) == 400
     assert reached - least <= 0.2 * (start - least)
     assert torch.equal((weight.detach() - base).sign(), change.sign())

@@ -24,47 +24,66 @@ Logits = Callable[[Batch], Tensor]
 
 
 class CodedMatrix:
-    """One parameter `[out, in]` as base, signs and scales; an optimizer moves `log`, `[out, 1]` or `[1, 1]`."""
+    """One parameter `[out, in]` as base, signs and scales. An optimizer moves `logs`: for each plane `[out, 1]` or
+    `[1, 1]`, the logarithm of its scales over `starts`.
+    """
 
-    def __init__(self, parameter: nn.Parameter, base: Tensor, *, scale: Scale, dither: bool) -> None:
+    def __init__(
+        self,
+        parameter: nn.Parameter,
+        base: Tensor,
+        planes: Iterable[tuple[Tensor, Tensor]],
+        *,
+        dither: bool,
+    ) -> None:
+        """`planes`: booleans `[out, in]`, true for +1, and scales `[out, 1]` or `[1, 1]`, float32."""
         self.parameter, self.base, self.dither = parameter, base, dither
-        self.positive = torch.empty(parameter.shape, dtype=torch.bool, device=parameter.device)
+        self.positives, self.starts = map(list, zip(*planes, strict=True))
+        self.logs = [torch.zeros_like(start, requires_grad=True) for start in self.starts]
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter, base: Tensor, *, scale: Scale, dither: bool) -> CodedMatrix:
+        """The one-bit code of what the parameter holds now."""
+        positive = torch.empty(parameter.shape, dtype=torch.bool, device=parameter.device)
         sums = torch.empty(parameter.shape[0], 1, dtype=torch.float64, device=parameter.device)
         for rows in row_blocks(parameter):
             change = parameter.data[rows] - base[rows].float()
-            self.positive[rows] = change >= 0
+            positive[rows] = change >= 0
             sums[rows] = change.abs().sum(1, keepdim=True, dtype=torch.float64)
         if scale == "row":
-            self.start = (sums / parameter.shape[1]).float()
+            alpha = (sums / parameter.shape[1]).float()
         else:
-            self.start = (sums.sum() / parameter.numel()).float().view(1, 1)
-        self.log = torch.zeros_like(self.start, requires_grad=True)
+            alpha = (sums.sum() / parameter.numel()).float().view(1, 1)
+        return cls(parameter, base, [(positive, alpha)], dither=dither)
 
     @property
-    def alpha(self) -> Tensor:
-        """`[out, 1]` or `[1, 1]`, float32."""
-        return self.start * self.log.detach().exp()
+    def alphas(self) -> list[Tensor]:
+        """For each plane `[out, 1]` or `[1, 1]`, float32."""
+        return [start * log.detach().exp() for start, log in zip(self.starts, self.logs, strict=True)]
 
     @torch.no_grad()
     def write(self, *, exact: bool = False) -> None:
-        """`W0 + alpha * sign` into the parameter; dithered to the bf16 grid unless `exact`."""
-        alpha = self.alpha.expand(self.parameter.shape[0], 1)
+        """`W0 + sum of alpha * sign` into the parameter; dithered to the bf16 grid unless `exact`."""
+        alphas = [alpha.expand(self.parameter.shape[0], 1) for alpha in self.alphas]
         for rows in row_blocks(self.parameter):
-            coded = torch.where(self.positive[rows], alpha[rows], -alpha[rows]).add_(self.base[rows])
+            coded = self.base[rows].float()
+            for positive, alpha in zip(self.positives, alphas, strict=True):
+                coded = coded + torch.where(positive[rows], alpha[rows], -alpha[rows])
             self.parameter.data[rows] = dither_(coded) if self.dither and not exact else coded
 
     @torch.no_grad()
     def pull_gradient(self) -> None:
-        """From the parameter's gradient to that of `log`; the parameter's is dropped."""
+        """From the parameter's gradient to that of `logs`; the parameter's is dropped."""
         gradient, self.parameter.grad = self.parameter.grad, None
         if gradient is None:
             return
-        by_row = torch.empty_like(gradient[:, :1])
-        for rows in row_blocks(gradient):
-            part = gradient[rows]
-            by_row[rows] = torch.where(self.positive[rows], part, -part).sum(1, keepdim=True)
-        total = by_row if self.log.shape[0] == by_row.shape[0] else by_row.sum(0, keepdim=True)
-        self.log.grad = total * self.alpha
+        for positive, alpha, log in zip(self.positives, self.alphas, self.logs, strict=True):
+            by_row = torch.empty_like(gradient[:, :1])
+            for rows in row_blocks(gradient):
+                part = gradient[rows]
+                by_row[rows] = torch.where(positive[rows], part, -part).sum(1, keepdim=True)
+            total = by_row if log.shape[0] == by_row.shape[0] else by_row.sum(0, keepdim=True)
+            log.grad = total * alpha
 
 
 def distill(
@@ -81,7 +100,8 @@ def distill(
     Returns the loss of every step, before it. `student` must see the parameters of `coded`; `teacher` must not.
     """
     matrices = list(coded)
-    optimizer = torch.optim.Adam([matrix.log for matrix in matrices], lr=learning_rate, betas=(0.9, 0.95))
+    logs = [log for matrix in matrices for log in matrix.logs]
+    optimizer = torch.optim.Adam(logs, lr=learning_rate, betas=(0.9, 0.95))
     steps = list(batches)
     losses = []
     for matrix in matrices:
@@ -113,11 +133,18 @@ def real_tokens(batch: Batch) -> Tensor:
     return (position_BT > 0) | goes_on_BT
 
 
-def logits_of(model: Any, inputs: Callable[[Batch], dict[str, Any]]) -> Logits:
-    """Logits of a transformers model at the real tokens of a batch."""
+def logits_of(
+    model: Any, inputs: Callable[[Batch], dict[str, Any]], *, head_is_linear: bool = True
+) -> Logits:
+    """Logits of a transformers model at the real tokens of a batch; with a linear head, computed for those alone."""
 
-    def logits(batch: Batch) -> Tensor:
+    def linear(batch: Batch) -> Tensor:
         hidden_BTD = model.get_decoder()(**inputs(batch))[0]
-        return model.get_output_embeddings()(hidden_BTD[real_tokens(batch)])
+        logits: Tensor = model.get_output_embeddings()(hidden_BTD[real_tokens(batch)])
+        return logits
 
-    return logits
+    def whole(batch: Batch) -> Tensor:
+        logits: Tensor = model(**inputs(batch)).logits
+        return logits[real_tokens(batch)]
+
+    return linear if head_is_linear else whole

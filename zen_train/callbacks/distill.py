@@ -37,7 +37,7 @@ class DistillCallback(L.Callback):
         teacher = copy.deepcopy(pl_module.model).eval().requires_grad_(False)
         source, trained = pl_module.base.source(), dict(trained_parameters(pl_module))
         coded = [
-            CodedMatrix(
+            CodedMatrix.of(
                 parameter,
                 source.get(name).to(parameter.device),
                 scale=self.config.scale,

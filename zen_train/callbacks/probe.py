@@ -6,11 +6,10 @@ from itertools import islice
 from typing import Any
 
 import lightning as L
-from torch import Tensor
 
 from zen_train.data.packing import model_inputs
 from zen_train.delta.roles import is_transposed
-from zen_train.distill import Logits, logits_of, real_tokens
+from zen_train.distill import Logits, logits_of
 from zen_train.errors import ConfigError
 from zen_train.module import Batch, CausalLM
 
@@ -23,14 +22,7 @@ def training_batches(trainer: L.Trainer, module: CausalLM, count: int) -> list[B
 
 def logits_function(module: CausalLM, model: Any) -> Logits:
     """Logits at the real tokens of a batch, by `model`: the module's own or a copy of it."""
-    if module.head_is_linear:
-        return logits_of(model, model_inputs)
-
-    def whole(batch: Batch) -> Tensor:
-        logits: Tensor = model(**model_inputs(batch)).logits
-        return logits[real_tokens(batch)]
-
-    return whole
+    return logits_of(model, model_inputs, head_is_linear=module.head_is_linear)
 
 
 def refuse_other_forms(module: CausalLM, asked: str, instead: str) -> None:

@@ -1,4 +1,4 @@
-"""`python -m zen_train.delta inspect|verify|apply`: read delta artifacts from the command line.
+"""`python -m zen_train.delta inspect|verify|apply|evaluate`: read delta artifacts from the command line.
 
 Exit codes: 0 done, 2 refused (the reason is on stderr, nothing was written), 130 interrupted.
 """
@@ -14,6 +14,7 @@ from rich.console import Console
 from zen_train.delta import tables
 from zen_train.delta.apply import apply_delta
 from zen_train.delta.artifact import DeltaArtifact
+from zen_train.delta.evaluate_command import add_evaluate
 from zen_train.delta.shard_writer import DEFAULT_SHARD_BYTES
 from zen_train.delta.sources import FolderSource
 from zen_train.delta.verify import verify_artifact
@@ -90,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     apply.add_argument("--overwrite", action="store_true", help="replace OUT when it exists")
     apply.set_defaults(run=_apply)
+    add_evaluate(commands)
     return parser
 
 

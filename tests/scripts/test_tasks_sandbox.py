@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+import tasks_sandbox
+from tasks_sandbox import Limits, run_program
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"), reason="no sandbox here"
@@ -18,8 +20,6 @@ SOON = {"cpu_s": 1, "wall_s": 5.0}
 
 
 def verdict(program: str, **limits):
-    from tasks_sandbox import Limits, run_program
-
     return run_program(program, Limits(**SOON | limits))
 
 
@@ -103,8 +103,6 @@ def test_sets_iterate_alike_every_time():
 
 
 def test_nothing_runs_where_there_is_no_sandbox(monkeypatch, tmp_path):
-    import tasks_sandbox
-
     other = tmp_path / "tasks_jail.py"
     text = tasks_sandbox._JAIL.read_text()
     other.write_text(text.replace("platform.machine()", "'riscv64'"))

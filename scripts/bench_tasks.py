@@ -7,7 +7,7 @@ HumanEval (pip install -c constraints.txt -e '.[eval]'), each program in a sandb
 exported delta of each TASK; DIR/TASK of --full the runs of bench_fidelity.py (every weights.safetensors below it is
 measured). All models are run in float32, so that only the weights differ. Intervals are of 95 %: Wilson's for a score,
 Newcombe's for what a model solves more than the base. JSON lines on standard output, and appended to --out, where a
-case that is there already is not measured again. Two to four minutes a task of 40 problems on two cores.
+case that is there already is not measured again. Six minutes a task of 40 problems on one core that others use too.
 """
 
 from __future__ import annotations

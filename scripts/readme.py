@@ -107,6 +107,27 @@ def fidelity() -> str:
     return table(["variant", "full fine-tune, loss", *methods], rows)
 
 
+def tasks() -> str:
+    """Problems solved by base and delta, with 95 % intervals."""
+    found = lines_of("tasks")
+
+    def value(case: str) -> str:
+        low, high = found[case]["spread"]
+        return f"{found[case]['value']:.1f} ({low:.1f} to {high:.1f})"
+
+    rows = []
+    for case, row in found.items():
+        name, _, what = case.partition("/")
+        if what.startswith("base "):
+            delta, gain = (
+                value(f"{name}/delta {what.removeprefix('base ')}"),
+                value(f"{name}/delta over base"),
+            )
+            problems = row["against"].split(" problems ")[0]
+            rows.append([f"{name}, {what.removeprefix('base ')}", problems, value(case), delta, gain])
+    return table(["task", "problems", "base, %", "delta, %", "delta over base, points"], rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "quick": quick,
     "variants": variants,
@@ -115,6 +136,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "soak": partial(figures, "soak"),
     "fidelity": fidelity,
     "rounding": partial(figures, "rounding"),
+    "tasks": tasks,
 }
 
 

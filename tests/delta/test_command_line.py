@@ -120,7 +120,7 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
     assert "usage: python -m zen_train.delta" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "apply", "distill"])
+@pytest.mark.parametrize("command", ["inspect", "verify", "apply", "distill", "evaluate"])
 def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
@@ -159,6 +159,10 @@ def test_package_imports_only_what_it_may():
                 assert not name.startswith(("torch.distributed", "pickle")), f"{path.name} imports {name}"
                 if name.startswith("zen_train."):
                     ours = ("zen_train.delta", "zen_train.errors", "zen_train.kernels.common")
-                    if path.name == "__main__.py" and node.col_offset > 0:
-                        ours += ("zen_train.distill_artifact",)
+                    above = {
+                        "evaluate_command.py": "zen_train.harness",
+                        "distill_command.py": "zen_train.distill_artifact",
+                    }
+                    if path.name in above:  # where the command line hands over
+                        ours = (*ours, above[path.name])
                     assert name.startswith(ours), f"{path.name} imports {name}"

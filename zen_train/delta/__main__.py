@@ -1,4 +1,4 @@
-"""`python -m zen_train.delta inspect|verify|apply|distill`: work with delta artifacts on the command line.
+"""`python -m zen_train.delta inspect|verify|apply|distill|evaluate`: work with delta artifacts on the command line.
 
 Exit codes: 0 done, 2 refused (the reason is on stderr, nothing was written), 130 interrupted.
 """
@@ -14,6 +14,8 @@ from rich.console import Console
 from zen_train.delta import tables
 from zen_train.delta.apply import apply_delta
 from zen_train.delta.artifact import DeltaArtifact
+from zen_train.delta.distill_command import add_distill
+from zen_train.delta.evaluate_command import add_evaluate
 from zen_train.delta.shard_writer import DEFAULT_SHARD_BYTES
 from zen_train.delta.sources import FolderSource
 from zen_train.delta.verify import verify_artifact
@@ -90,37 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     apply.add_argument("--overwrite", action="store_true", help="replace OUT when it exists")
     apply.set_defaults(run=_apply)
-    distill = commands.add_parser(
-        "distill",
-        help="fit the scales of an artifact to its fine-tune's logits",
-        description="Write an artifact with the same signs and better scales (BitDelta, section 3): the logits of the "
-        "fine-tune on some text are the target. Minutes on a CPU for a small model; the artifact itself stays.",
-    )
-    _add_folder(distill)
-    distill.add_argument(
-        "out", metavar="OUT", help="folder to write; must not exist unless --overwrite is given"
-    )
-    distill.add_argument(
-        "--base", metavar="DIR", required=True, help="folder of the base model (safetensors)"
-    )
-    distill.add_argument("--tuned", metavar="DIR", required=True, help="folder of the fine-tuned model")
-    distill.add_argument(
-        "--text",
-        metavar="FILE",
-        required=True,
-        nargs="+",
-        help="text like that of the fine-tune: JSON lines (.jsonl: messages, prompt and completion, or text) or plain",
-    )
-    distill.add_argument("--steps", type=_positive, default=24, metavar="N", help="default: %(default)s")
-    distill.add_argument(
-        "--learning-rate",
-        type=float,
-        default=0.03,
-        metavar="R",
-        help="of the scales' logarithms; 0.01 is about one percent a step (default: %(default)s)",
-    )
-    distill.add_argument("--overwrite", action="store_true", help="replace OUT when it exists")
-    distill.set_defaults(run=_distill)
+    add_distill(commands)
+    add_evaluate(commands)
     return parser
 
 
@@ -193,26 +166,6 @@ def _apply(options: argparse.Namespace) -> None:
             f"{how}; --dtype float32 keeps it exactly",
             file=sys.stderr,
         )
-
-
-def _distill(options: argparse.Namespace) -> None:
-    from zen_train.distill_artifact import Settings, distill_artifact  # imports transformers: seconds
-
-    report = distill_artifact(
-        options.delta,
-        options.out,
-        base=options.base,
-        tuned=options.tuned,
-        text=options.text,
-        settings=Settings(steps=options.steps, learning_rate=options.learning_rate),
-        overwrite=options.overwrite,
-        on_step=lambda step, loss: print(f"step {step}/{options.steps}  loss {loss:.5g}", file=sys.stderr),
-    )
-    first, last = report.losses[0], report.losses[-1]
-    print(
-        f"{report.folder}: scales of {report.matrices} matrices fitted in {report.seconds:.0f} s; "
-        f"squared difference of the logits {first:.4g} before, {last:.4g} in the last step"
-    )
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def apply_delta(
                 check_digest(base, base_name, original, expected, label)
                 unchecked.discard(base_name)
                 exact = applied_tensor(artifact, name, original)
-                stored = _stored(exact, spec.dtype, transposed=artifact.entry(name).transposed)
+                stored = stored_as(exact, spec.dtype, transposed=artifact.entry(name).transposed)
                 if stored.dtype in ARITHMETIC_DTYPES:
                     _check_range(name, stored)
                     changes = _rounding_and_change(stored, exact, original)
@@ -148,7 +148,7 @@ def apply_delta(
     )
 
 
-def _stored(exact: torch.Tensor, dtype: torch.dtype, *, transposed: bool) -> torch.Tensor:
+def stored_as(exact: torch.Tensor, dtype: torch.dtype, *, transposed: bool) -> torch.Tensor:
     """`exact` in `dtype`. A matrix is dithered to bf16 along its input columns: rounded to nearest, changes below half
     a step of bf16, most of a delta beside large weights, would vanish and take their share of the gain with them.
     """

@@ -4,9 +4,10 @@ python scripts/bench_fidelity.py --work DIR VARIANT [VARIANT ...] >> scripts/res
 
 For each variant: full fine-tunes of 40 steps at two learning rates, of which the better one on the held-out text counts
 (what a delta keeps of a badly tuned one says little); deltas made from its weights (`matrix`: one scale a matrix, the
-paper; `row`; `two_bits`; `distilled`: scales by row fitted to its logits); and fine-tunes that end one-bit-aware on the
-same data, with as many steps (`aware`) and with 1.3 times as many (`aware_1.3`). For math, coder, translate and agent
-also one and 1.25 bits a weight spread over the matrices (`spread_1`, `spread_1.25`), and the codes of others.
+paper; `row`; `pushed`: by row, pushed along the delta, the default; `two_bits`; `distilled`: scales fitted to its
+logits); and fine-tunes that end one-bit-aware on the same data, with as many steps (`aware`) and with 1.3 times as many
+(`aware_1.3`). For math, coder, translate and agent also one and 1.25 bits a weight spread over the matrices
+(`spread_1`, `spread_1.25`), and the codes of others.
 Training runs are commands that a user would type; they are kept in DIR and not repeated, so a stopped bench goes on
 where it was. Two to three minutes a run on two cores, half a minute a method.
 Per method: held-out loss, share of the full fine-tune's gain with a 95 % interval (bootstrap over records, paired), KL
@@ -41,7 +42,7 @@ AWARE: dict[str, float] = {"aware": 1.0, "aware_1.3": 1.3}
 """One-bit-aware runs: their steps over those of the full fine-tune."""
 SPREAD = {"spread_1": 1.0, "spread_1.25": 1.25}
 """Bits a weight."""
-METHODS = ["matrix", "row", "two_bits", "distilled", *AWARE]
+METHODS = ["matrix", "row", "pushed", "two_bits", "distilled", *AWARE]
 MORE_METHODS = [*SPREAD, "low_rank", "delta_come", "ternary"]
 MORE_VARIANTS = ("math", "coder", "translate", "agent")
 BOUNDS = {"aware": 97.5, "aware_1.3": 99.0, "two_bits": 97.0, "distilled": 96.0}

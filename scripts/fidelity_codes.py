@@ -24,9 +24,9 @@ _SCALE_BITS = 32
 _GROUP = 128
 
 
-def planes(delta_NK: Tensor, *, scale: Scale, count: int) -> tuple[Tensor, float]:
+def planes(delta_NK: Tensor, *, scale: Scale, count: int, along_weight: float = 1.0) -> tuple[Tensor, float]:
     """Ours: sign planes with scales by row or by matrix."""
-    coded = encode(torch.zeros_like(delta_NK), delta_NK, scale=scale, planes=count)
+    coded = encode(torch.zeros_like(delta_NK), delta_NK, scale=scale, planes=count, along_weight=along_weight)
     scales = sum(plane.alpha.numel() for plane in coded.planes)
     return decode(coded.planes, tuple(delta_NK.shape)), count * delta_NK.numel() + _SCALE_BITS * scales
 
@@ -97,7 +97,8 @@ def _rounded(vectors_RL: Tensor, width_R: Tensor) -> Tensor:
 CODES: dict[str, Code] = {
     "matrix": partial(planes, scale="matrix", count=1),
     "row": partial(planes, scale="row", count=1),
-    "two_bits": partial(planes, scale="row", count=2),
+    "pushed": partial(planes, scale="row", count=1, along_weight=8.0),
+    "two_bits": partial(planes, scale="row", count=2, along_weight=8.0),
     "low_rank": low_rank,
     "delta_come": delta_come,
     "ternary": ternary,

@@ -20,6 +20,7 @@ from zen_train.sensitivity import coding_losses
 
 DISTILL_STEPS, DISTILL_RATE = 24, 0.03
 SENSITIVITY_BATCHES = 16
+ALONG_WEIGHT = 8.0
 LEFT_OVER = (1.0, 0.32, 0.11, 0.04)
 """Squared error with 1 to 4 planes over that with one: near enough for bell-shaped deltas of any tail."""
 
@@ -30,7 +31,7 @@ def distilled(judge: Judge, tuned: Mapping[str, Tensor]) -> Iterator[tuple[str, 
     teacher = copy.deepcopy(judge.module.model).requires_grad_(False)
     source = judge.base.source()
     coded = [
-        CodedMatrix.of(parameter, source.get(name), scale="row", dither=True)
+        CodedMatrix.of(parameter, source.get(name), scale="row", along_weight=ALONG_WEIGHT, dither=True)
         for name, parameter in matrices(judge).items()
     ]
     with torch.autocast("cpu", torch.bfloat16):
@@ -72,9 +73,8 @@ def spread(
         if name in planes:
             origin = source.get(name)
             count = planes[name]
-            weight = (
-                add_delta(origin, encode(origin, weight, planes=count).planes) if count else origin.float()
-            )
+            coded = encode(origin, weight, planes=max(count, 1), along_weight=ALONG_WEIGHT)
+            weight = add_delta(origin, coded.planes) if count else origin.float()
         yield name, weight
 
 

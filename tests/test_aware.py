@@ -17,19 +17,20 @@ from zen_train.module import trained_values
 AWARE = ExportSection(aware=True, aware_share=0.5)
 
 
+@pytest.mark.parametrize("along_weight", [1.0, 8.0])
 @pytest.mark.parametrize("scale", ["row", "matrix"])
 @pytest.mark.parametrize("shape", [(5, 7), (1, 1), (3, 4, 9), (2048, 600)], ids=str)
-def test_the_code_is_the_artifacts_own(shape, scale):
+def test_the_code_is_the_artifacts_own(shape, scale, along_weight):
     torch.manual_seed(0)
     base = torch.randn(shape).bfloat16()
     latent = base.float() + 1e-3 * torch.randn(shape)
     latent.view(-1)[0] = base.view(-1)[0]  # a difference of exactly zero
     coded = torch.empty(shape)
-    encode_(coded, latent, base, scale=scale, dither=False)
-    expected = add_delta(base, encode(base, latent, scale=scale).planes)
+    encode_(coded, latent, base, scale=scale, along_weight=along_weight, dither=False)
+    expected = add_delta(base, encode(base, latent, scale=scale, along_weight=along_weight).planes)
     # alpha is a float32 mean here and a float64 one there.
     torch.testing.assert_close(coded, expected, rtol=0, atol=1e-8 + 2**-23 * float(expected.abs().max()))
-    encode_(coded, latent, base, scale=scale, dither=True)
+    encode_(coded, latent, base, scale=scale, along_weight=along_weight, dither=True)
     assert torch.equal(coded, coded.bfloat16().float())
     assert (coded - expected).abs().max() <= 2**-7 * expected.abs().max()
 
@@ -38,6 +39,7 @@ def one_bit(weight, base, **settings):
     defaults = {
         "start": 1,
         "scale": "row",
+        "along_weight": 1.0,
         "latent_rate": 3.0,
         "dither": False,
         "lr": 0.01,
@@ -141,6 +143,6 @@ def test_a_merge_averages_latents_and_leaves_a_code(tiny_base, tmp_path, accept,
         if weight.ndim < 2:
             continue
         code, base = torch.empty(weight.shape), source.get(name)
-        encode_(code, values[name], base, scale="row", dither=False)
+        encode_(code, values[name], base, scale="row", along_weight=AWARE.along_weight, dither=False)
         assert torch.equal(weight, dither_bf16(code).float()), name
     assert all(LATENT in run.module.one_bit.state[parameter] for parameter in run.module.one_bit.base)

@@ -30,7 +30,7 @@ def test_it_finds_the_scales_of_a_linear_layer(scale):
     weight = torch.nn.Parameter(base + change)
     tuned = weight.detach().clone()
     inputs = [{"x": torch.randn(64, 16) * torch.linspace(0.1, 3, 16)} for _ in range(4)]
-    matrix = CodedMatrix.of(weight, base, scale=scale, dither=False)
+    matrix = CodedMatrix.of(weight, base, scale=scale, along_weight=1.0, dither=False)
     losses = distill(
         [matrix],
         student=lambda batch: batch["x"] @ weight.T,

@@ -1,6 +1,6 @@
 """One-bit-aware fine-tuning: the model holds the one-bit code of its weights while it trains.
 
-    W = W0 + alpha * sign(L - W0),   alpha = mean|L - W0| per output row or per matrix
+    W = W0 + alpha * sign(L - W0),   alpha = c * mean|L - W0| per output row or per matrix   (c: delta/along.py)
 
 From the end of step `start` on, `L` (the latent) is what AdamW moves and `W` is what the forward pass sees; the
 gradient at `W` is applied to `L` as it is (straight-through; BinaryConnect, arXiv 1511.00363). The code is the
@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from zen_train.delta.along import along_factor
 from zen_train.kernels.common.dither import dither_
 
 Scale = Literal["row", "matrix"]
@@ -35,6 +36,7 @@ class OneBitAdamW(torch.optim.AdamW):
         transposed: those of them that are stored `[..., in, out]`.
         start: optimizer steps of plain training before.
         scale: one alpha for each output row, or for each matrix.
+        along_weight: how many times an error along the delta counts; 1 is least squares.
         latent_rate: learning rate of the latents over that of the rest.
         dither: round the code to the bf16 grid as the serving kernels do, for a forward pass in bf16, where rounding to
             nearest would take most of it back (`kernels/common/dither.py`).
@@ -48,6 +50,7 @@ class OneBitAdamW(torch.optim.AdamW):
         transposed: Collection[nn.Parameter] = (),
         start: int,
         scale: Scale,
+        along_weight: float,
         latent_rate: float,
         dither: bool,
         **adamw: Any,
@@ -60,7 +63,7 @@ class OneBitAdamW(torch.optim.AdamW):
                 0  # of our own, in the checkpoint; AdamW's counter restarts when a merge resets its moments
             )
         self.base, self.transposed = base, set(transposed)
-        self.start, self.scale = start, scale
+        self.start, self.scale, self.along_weight = start, scale, along_weight
         self.latent_rate, self.dither = latent_rate, dither
 
     @property
@@ -116,7 +119,14 @@ class OneBitAdamW(torch.optim.AdamW):
             target = parameter.data
             if parameter in self.transposed:
                 target, latent, base = target.mT, latent.mT, base.mT
-            encode_(target, latent, base, scale=self.scale, dither=self.dither and not exact)
+            encode_(
+                target,
+                latent,
+                base,
+                scale=self.scale,
+                along_weight=self.along_weight,
+                dither=self.dither and not exact,
+            )
 
     def reset_moments(self) -> None:
         """AdamW as at its first step; latents stay."""
@@ -126,26 +136,47 @@ class OneBitAdamW(torch.optim.AdamW):
 
 
 @torch.no_grad()
-def encode_(target: Tensor, latent: Tensor, base: Tensor, *, scale: Scale, dither: bool) -> None:
+def encode_(
+    target: Tensor, latent: Tensor, base: Tensor, *, scale: Scale, along_weight: float, dither: bool
+) -> None:
     """`target = base + alpha * sign(latent - base)`, all `[..., out, in]`; a difference of zero counts as +1."""
     stacks = (tensor.flatten(0, -3) if tensor.ndim > 2 else [tensor] for tensor in (target, latent, base))
     for target_NK, latent_NK, base_NK in zip(*stacks, strict=True):
-        _encode_matrix_(target_NK, latent_NK, base_NK, scale=scale, dither=dither)
+        _encode_matrix_(target_NK, latent_NK, base_NK, scale, along_weight, dither)
 
 
-def _encode_matrix_(target: Tensor, latent: Tensor, base: Tensor, *, scale: Scale, dither: bool) -> None:
+def _encode_matrix_(
+    target: Tensor, latent: Tensor, base: Tensor, scale: Scale, along_weight: float, dither: bool
+) -> None:
     blocks = list(row_blocks(latent))
-    mean = None
+    whole = None
     if scale == "matrix":
-        sums = [(latent[rows] - base[rows]).abs().sum(dtype=torch.float64) for rows in blocks]
-        mean = (torch.stack(sums).sum() / latent.numel()).float()
+        sizes, squares = zip(*(_sums(latent[rows] - base[rows]) for rows in blocks), strict=True)
+        size, square = (torch.cat(parts).double().sum().view(1, 1) for parts in (sizes, squares))
+        whole = row_scale(size, square, latent.numel(), along_weight)
     for rows in blocks:
         origin, coded = base[rows].float(), target[rows]
         torch.sub(latent[rows], origin, out=coded)  # x - x is +0, and copysign takes its sign
-        alpha = coded.abs().mean(1, keepdim=True) if mean is None else mean
+        alpha = row_scale(*_sums(coded), coded.shape[1], along_weight) if whole is None else whole
         torch.copysign(alpha, coded, out=coded).add_(origin)
         if dither:
             dither_(coded)
+
+
+def _sums(change_RK: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of |D| and of D^2 by row, `[R, 1]`, without temporaries of the size of D."""
+    norms = (torch.linalg.vector_norm(change_RK, order, dim=1, keepdim=True) for order in (1, 2))
+    size, length = norms
+    return size, length.square()
+
+
+def row_scale(size: Tensor, square: Tensor, count: int, along_weight: float) -> Tensor:
+    """Alpha of `count` elements, from their sums of |D| and of D^2; float32, of the shape of the sums."""
+    mean = size / max(count, 1)
+    if along_weight == 1.0:
+        return mean.float()
+    kept = torch.where(square > 0, size * mean / square.clamp_min(1e-38), 1.0).clamp(0.0, 1.0)
+    return (mean * along_factor(1.0 - kept, along_weight)).float()
 
 
 def row_blocks(matrix: Tensor) -> Iterator[slice]:

@@ -131,6 +131,10 @@ class ExportSection(Section):
     scale: Literal["row", "matrix"] = Field(
         "row", description="one alpha per output row, or per matrix (paper)"
     )
+    along_weight: Annotated[float, Field(ge=1, le=1e6)] = Field(
+        8.0,
+        description="how many times an error along the delta counts against one across it; 1: the paper's mean|D|",
+    )
     planes: Positive = Field(1, description="sign planes, one bit a weight each")
     bits_per_weight: Annotated[float, Field(gt=0, le=8)] | None = Field(
         None,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zen_train.aware import Scale, row_blocks
+from zen_train.aware import Scale, row_blocks, row_scale
 from zen_train.kernels.common.dither import dither_
 
 Batch = Mapping[str, Tensor]
@@ -42,19 +42,21 @@ class CodedMatrix:
         self.logs = [torch.zeros_like(start, requires_grad=True) for start in self.starts]
 
     @classmethod
-    def of(cls, parameter: nn.Parameter, base: Tensor, *, scale: Scale, dither: bool) -> CodedMatrix:
+    def of(
+        cls, parameter: nn.Parameter, base: Tensor, *, scale: Scale, along_weight: float, dither: bool
+    ) -> CodedMatrix:
         """The one-bit code of what the parameter holds now."""
         positive = torch.empty(parameter.shape, dtype=torch.bool, device=parameter.device)
-        sums = torch.empty(parameter.shape[0], 1, dtype=torch.float64, device=parameter.device)
+        size, square = torch.empty(2, parameter.shape[0], 1, dtype=torch.float64, device=parameter.device)
         for rows in row_blocks(parameter):
             change = parameter.data[rows] - base[rows].float()
             positive[rows] = change >= 0
-            sums[rows] = change.abs().sum(1, keepdim=True, dtype=torch.float64)
-        if scale == "row":
-            alpha = (sums / parameter.shape[1]).float()
-        else:
-            alpha = (sums.sum() / parameter.numel()).float().view(1, 1)
-        return cls(parameter, base, [(positive, alpha)], dither=dither)
+            size[rows] = change.abs().sum(1, keepdim=True, dtype=torch.float64)
+            square[rows] = change.square().sum(1, keepdim=True, dtype=torch.float64)
+        count = parameter.shape[1]
+        if scale == "matrix":
+            size, square, count = size.sum().view(1, 1), square.sum().view(1, 1), parameter.numel()
+        return cls(parameter, base, [(positive, row_scale(size, square, count, along_weight))], dither=dither)
 
     @property
     def alphas(self) -> list[Tensor]:

@@ -214,6 +214,7 @@ class CausalLM(L.LightningModule):
             transposed=[parameter for name, parameter in coded.items() if is_transposed(name, model_type)],
             start=max(1, round(self.settings.max_steps * (1.0 - self.export.aware_share))),
             scale=self.export.scale,
+            along_weight=self.export.along_weight,
             latent_rate=self.export.aware_rate,
             dither=self.codes_in_bf16,
             **adamw,

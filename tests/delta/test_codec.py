@@ -112,6 +112,61 @@ def test_planes_together_are_never_worse_than_one_after_the_other(scale):
         )
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("planes", [1, 2])
+@pytest.mark.parametrize("scale", ["row", "matrix"])
+def test_pushed_scales_are_the_best_ones_for_their_weight(scale, planes, transposed):
+    """By search: no other multiple of the scales of least squares gives less weighted error, in any row or matrix."""
+    weight = 8.0
+    shape = (64, 9) if transposed else (9, 64)
+    base = torch.zeros(shape)
+    tuned = torch.randn(shape, generator=torch.Generator().manual_seed(0)) ** 3
+    least = encode(base, tuned, scale=scale, planes=planes, transposed=transposed)
+    pushed = encode(base, tuned, scale=scale, planes=planes, transposed=transposed, along_weight=weight)
+    parts = []
+    for coded in (least, pushed):
+        hat = decode(coded.planes, shape, transposed=transposed).double()
+        hat, delta = (t.T if transposed else t for t in (hat, tuned.double()))
+        groups = (hat, delta) if scale == "row" else (hat.reshape(1, -1), delta.reshape(1, -1))
+        parts.append(groups)
+    (hat, delta), (chosen, _) = parts
+    length = delta.square().sum(1, keepdim=True)
+
+    def weighted(code):
+        along = (code * delta).sum(1, keepdim=True) / length
+        across = (code - along * delta).square().sum(1, keepdim=True)
+        return weight * length * (1 - along).square() + across
+
+    multiples = torch.linspace(0.9, 8.0, 7101, dtype=torch.float64)
+    best = torch.stack([weighted(c * hat) for c in multiples]).min(0).values
+    torch.testing.assert_close(weighted(chosen), best, rtol=1e-5, atol=0)
+    assert all(torch.equal(a.sign, b.sign) for a, b in zip(least.planes, pushed.planes, strict=True))
+    assert pushed.least_square == least.error_square < pushed.error_square
+    assert measure(base, tuned, pushed.planes, transposed=transposed)[1] == pytest.approx(pushed.error_square)
+
+
+def test_an_exact_code_is_not_pushed_and_an_outlier_not_beyond_its_weight():
+    exact = torch.tensor([[0.5, -0.5, 0.5, 0.5], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 4.0]])
+    alpha = encode(torch.zeros(3, 4), exact, along_weight=8.0).alpha
+    # The last row: e = 3/4, so that the mean |D| of 1 is pushed by 8 / (8 - 7 * 3/4).
+    assert torch.equal(alpha, torch.tensor([0.5, 0.0, 8 / 2.75]))
+    lone = torch.zeros(1, 4096).index_fill_(1, torch.tensor([7]), 4096.0)
+    assert 7.9 < encode(torch.zeros(1, 4096), lone, along_weight=8.0).alpha.item() < 8.0
+
+
+def test_a_bound_on_the_error_is_on_how_well_the_signs_fit():
+    """An embedding at its bound is packed whatever its scales are pushed to."""
+    base, tuned = pair((64, 512))
+    pushed = encode(base, tuned, along_weight=8.0)
+    assert pushed.least_relative_error == encode(base, tuned).relative_error < 0.61 < pushed.relative_error
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_makes_no_sense_is_refused(weight):
+    with pytest.raises(DeltaError, match="along_weight"):
+        encode(torch.zeros(2, 8), torch.ones(2, 8), along_weight=weight)
+
+
 def test_alpha_is_summed_in_float64():
     """2^24 + 1 ones: a float32 sum would stop at 2^24."""
     columns = (1 << 24) + 3

@@ -41,6 +41,7 @@ class DistillCallback(L.Callback):
                 parameter,
                 source.get(name).to(parameter.device),
                 scale=self.config.scale,
+                along_weight=self.config.along_weight,
                 dither=pl_module.codes_in_bf16,
             )
             for name, parameter in pl_module.coded_parameters().items()

@@ -105,6 +105,7 @@ class ExportCallback(L.Callback):
                     step=trainer.global_step,
                     scale=self.config.scale,
                     planes=planes,
+                    along_weight=self.config.along_weight,
                     embedding=self.config.embedding,
                     embedding_max_relative_error=self.config.embedding_max_relative_error,
                     provenance=self.provenance(),

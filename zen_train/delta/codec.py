@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from zen_train.delta.along import along_factor
 from zen_train.delta.refine import refine_planes
 from zen_train.delta.rows import (
     Block,
@@ -61,11 +62,17 @@ class EncodedTensor:
     )
     delta_square: float  # ||D||^2
     error_square: float  # ||D - D_hat||^2
+    least_square: float  # the same with the scales of least squares: how well the signs fit
 
     @property
     def relative_error(self) -> float:
         """||D - D_hat|| / ||D||; 0 for a zero delta."""
         return (self.error_square / self.delta_square) ** 0.5 if self.delta_square else 0.0
+
+    @property
+    def least_relative_error(self) -> float:
+        """The same with the scales of least squares."""
+        return (self.least_square / self.delta_square) ** 0.5 if self.delta_square else 0.0
 
     @property
     def sign(self) -> torch.Tensor:
@@ -92,16 +99,20 @@ def encode(
     scale: Scale = "row",
     planes: int = 1,
     transposed: bool = False,
+    along_weight: float = 1.0,
     sign_pack: SignPack = sign_pack_rows,
 ) -> EncodedTensor:
     """Code `tuned - base` (same shape, two or more dimensions, any floating dtypes).
 
+    `along_weight`: how many times an error along the delta counts (see `along`); 1 is least squares.
     Raises DeltaError when shapes differ, when a value is NaN or infinite, or for an unknown scale.
     """
     if scale not in SCALES:
         raise DeltaError(f"scale {scale!r} is unknown; allowed: {', '.join(SCALES)}")
     if planes < 1:
         raise DeltaError(f"planes={planes} is not possible; at least 1 is needed")
+    if not 1.0 <= along_weight < float("inf"):
+        raise DeltaError(f"along_weight={along_weight} is not possible; 1 (least squares) or more is needed")
     if base.shape != tuned.shape:
         raise DeltaError(
             f"base has shape {list(base.shape)}, tuned has {list(tuned.shape)}; they must be equal"
@@ -111,7 +122,8 @@ def encode(
     group = (*stack, rows) if scale == "row" else (*stack, 1)
     per_alpha = columns if scale == "row" else rows * columns
     done: list[Plane] = []
-    delta_square = error_square = 0.0
+    delta_square, least_G = 0.0, torch.zeros(group)
+    squares_G = least_G
     zeros_R = torch.zeros(prod(shape[:-1]), dtype=torch.int64)
     for number in range(planes):
         packed = _pack_plane(base, tuned, transposed, done, sign_pack, zeros_R)
@@ -121,14 +133,16 @@ def encode(
         if not bool(torch.isfinite(alpha).all()):
             _refuse_not_finite(base, tuned)
         left = squares - 2 * alpha.double() * sums + per_alpha * alpha.double().square()
-        error_square = float(left.clamp_min(0).sum())
+        least_G = left.clamp_min(0)
         if number == 0:
-            delta_square = float(squares.sum())
+            squares_G, delta_square = squares, float(squares.sum())
         done.append(Plane(packed.sign_RB.view(*stack, rows, packed_width(columns)), alpha))
     if planes > 1 and 0.0 < delta_square < float("inf"):
-        refined, refined_square = refine_planes(base.cpu(), tuned.cpu(), done, transposed=transposed)
-        if refined_square < error_square:
-            done, error_square = [Plane(*plane) for plane in refined], refined_square
+        refined, least_G = refine_planes(base.cpu(), tuned.cpu(), done, transposed=transposed)
+        done = [Plane(*plane) for plane in refined]
+    error_square = least_square = float(least_G.sum())
+    if along_weight != 1.0:
+        done, error_square = _pushed(done, squares_G, least_G.view(group), along_weight)
     total = max(tuned.numel(), 1)
     noisy_R = zeros_R if scale == "matrix" else zeros_R[done[0].alpha.view(-1) > 0]
     return EncodedTensor(
@@ -139,6 +153,7 @@ def encode(
         noisy_zeros=int(noisy_R.sum()) / total if delta_square else 0.0,
         delta_square=delta_square,
         error_square=error_square,
+        least_square=least_square,
     )
 
 
@@ -207,6 +222,17 @@ def check_planes(planes: Sequence[Plane], shape: tuple[int, ...], *, transposed:
                 f"sign of plane {number}: padding bits past column {columns} are not zero; it is damaged"
             )
     return columns
+
+
+def _pushed(
+    planes: Sequence[Plane], squares_G: torch.Tensor, least_G: torch.Tensor, along_weight: float
+) -> tuple[list[Plane], float]:
+    """Planes of least squares with their scales pushed along the delta, and the squared error with those."""
+    lost_G = torch.where(squares_G > 0, least_G / squares_G.clamp_min(1e-300), 0.0)
+    factor_G = along_factor(lost_G, along_weight)
+    error_G = squares_G * (1.0 - (2.0 - factor_G) * factor_G * (1.0 - lost_G))
+    pushed = [Plane(sign, (alpha.double() * factor_G).float()) for sign, alpha in planes]
+    return pushed, float(error_G.sum())
 
 
 def _pack_plane(

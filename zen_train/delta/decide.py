@@ -31,6 +31,7 @@ class ExportOptions:
 
     scale: Scale = "row"
     planes: int | Mapping[str, int] = 1  # by parameter: what is not named has 1; 0 drops its delta
+    along_weight: float = 1.0  # see `along`; bounds are on the error of least squares, whatever it is
     embedding: EmbeddingRule = "auto"  # embedding and head: by the bound, always packed, never packed
     embedding_max_relative_error: float = 0.75
     matrix_max_relative_error: float | None = None
@@ -100,7 +101,14 @@ def decide(
     coded, planes = None, options.planes_of(pair.name)
     if shared.dim() >= 2 and planes:
         transposed = options.is_transposed(pair.name, model_type)
-        coded = encode(base, shared, scale=options.scale, planes=planes, transposed=transposed)
+        coded = encode(
+            base,
+            shared,
+            scale=options.scale,
+            planes=planes,
+            transposed=transposed,
+            along_weight=options.along_weight,
+        )
         delta_square = coded.delta_square
     else:
         delta_square = square_distance(shared, base)
@@ -169,4 +177,4 @@ def _may_pack(pair: Pair, coded: EncodedTensor, options: ExportOptions) -> bool:
     if packed_bytes >= prod(coded.shape) * pair.base.dtype.itemsize:
         return False
     bound = options.max_relative_error(pair.name)
-    return bound is None or coded.relative_error <= bound
+    return bound is None or coded.least_relative_error <= bound

@@ -28,8 +28,8 @@ SignAlpha = tuple[torch.Tensor, torch.Tensor]
 
 def refine_planes(
     base: torch.Tensor, tuned: torch.Tensor, planes: Sequence[SignAlpha], *, transposed: bool
-) -> tuple[list[SignAlpha], float]:
-    """Better planes for `D = tuned - base`, and `||D - D_hat||^2` with them.
+) -> tuple[list[SignAlpha], torch.Tensor]:
+    """Better planes for `D = tuned - base`, and `||D - D_hat||^2` with them by row or matrix, float64 `[G]`.
 
     Args:
         base, tuned: CPU tensors, as for `codec.encode`.
@@ -63,7 +63,7 @@ def refine_planes(
         )
         for sign_RB, alpha_G in zip(sign_PRB, alpha_GP.T.copy(), strict=True)
     ]
-    return refined, float(error_G.sum())
+    return refined, torch.from_numpy(error_G)
 
 
 def _nearest(

@@ -43,6 +43,7 @@ def write_artifact(
     step: int,
     scale: Scale = "row",
     planes: int | Mapping[str, int] = 1,
+    along_weight: float = 1.0,
     embedding: EmbeddingRule = "auto",
     embedding_max_relative_error: float = 0.75,
     matrix_max_relative_error: float | None = None,
@@ -66,6 +67,7 @@ def write_artifact(
     options = ExportOptions(
         scale=scale,
         planes=planes,
+        along_weight=along_weight,
         embedding=embedding,
         embedding_max_relative_error=embedding_max_relative_error,
         matrix_max_relative_error=matrix_max_relative_error,

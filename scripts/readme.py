@@ -87,24 +87,38 @@ def figures(bench: str, *, left_out: str = "$^") -> str:
     return table(["figure", "measured", "bound", "holds", "against"], rows)
 
 
-def fidelity() -> str:
-    """What each method keeps of a full fine-tune's gain, with its interval."""
-    found = lines_of("fidelity")
-    methods = ["matrix", "row", "planes", "aware", "aware_1.3"]
+KEPT_OF_ALL = ["matrix", "row", "pushed", "two_bits", "distilled", "aware", "aware_1.3"]
+KEPT_OF_SOME = ["pushed", "spread_1", "spread_1.25", "two_bits", "low_rank", "delta_come", "ternary"]
 
-    def kept(variant: str, method: str) -> str:
-        row = found.get(f"{variant}/{method} kept")
+
+def kept(methods: list[str], *, only: str | None = None) -> str:
+    """What each method keeps of a full fine-tune's gain, with its interval; for variants measured with `only`."""
+    found = lines_of("fidelity")
+    names = sorted({case.split("/")[0] for case in found if only is None or case.endswith(f"/{only} kept")})
+
+    def share(name: str, method: str) -> str:
+        row = found.get(f"{name}/{method} kept")
         if row is None:
             return "–"
         low, high = row["spread"]
-        return f"{row['value']:.1f} % ({low:.1f} to {high:.1f})"
+        return f"{row['value']:.1f} ({low:.1f} to {high:.1f})"
 
-    rows = [
-        [case.split("/")[0], f"{row['value']:.4f}", *(kept(case.split("/")[0], method) for method in methods)]
-        for case, row in sorted(found.items())
-        if case.endswith("/full loss")
-    ]
-    return table(["variant", "full fine-tune, loss", *methods], rows)
+    def loss(name: str) -> str:
+        full = [row["value"] for case, row in found.items() if re.match(rf"{name}/full \S+ loss", case)]
+        return f"{found[f'{name}/base loss']['value']:.3f} → {min(full):.3f}"
+
+    def mean(method: str) -> str:
+        values = [found[case]["value"] for name in names if (case := f"{name}/{method} kept") in found]
+        return f"**{sum(values) / len(values):.1f}**" if values else "–"
+
+    def bits(method: str) -> str:
+        values = [found[case]["value"] for name in names if (case := f"{name}/{method} bits") in found]
+        return f"{sum(values) / len(values):.2f}" if values else "–"
+
+    rows = [[name, loss(name), *(share(name, method) for method in methods)] for name in names]
+    rows.append([f"mean of {len(names)}", "", *map(mean, methods)])
+    rows.append(["bits a weight", "", *map(bits, methods)])
+    return table(["variant", "loss: base → full", *methods], rows)
 
 
 def tasks() -> str:
@@ -134,7 +148,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "train": partial(figures, "train"),
     "serve": partial(figures, "serve", left_out=r": (zen4-\w+|smollm2), P"),
     "soak": partial(figures, "soak"),
-    "fidelity": fidelity,
+    "fidelity": partial(kept, KEPT_OF_ALL),
+    "fidelity_codes": partial(kept, KEPT_OF_SOME, only="delta_come"),
     "rounding": partial(figures, "rounding"),
     "tasks": tasks,
 }

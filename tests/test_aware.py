@@ -11,6 +11,7 @@ from zen_train.aware import LATENT, OneBitAdamW, encode_
 from zen_train.config import ExportSection, MergeSection
 from zen_train.delta import DeltaArtifact, iter_applied
 from zen_train.delta.codec import add_delta, encode
+from zen_train.errors import ConfigError
 from zen_train.kernels.common.dither import dither_bf16
 from zen_train.module import trained_values
 
@@ -130,6 +131,15 @@ def test_a_resumed_aware_run_equals_an_uninterrupted_one(tiny_base, tmp_path, st
     assert_same(second.weights(), whole.weights())
     assert_same(dict(trained_values(second.module)), dict(trained_values(whole.module)))
     assert second.validation.points == whole.validation.points
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_resume_with_the_other_kind_of_run_is_refused(tiny_base, tmp_path, saved):
+    sections = {True: AWARE, False: ExportSection()}
+    first = small_run(tiny_base, tmp_path / "first", max_steps=4, export=sections[saved]).fit()
+    second = small_run(tiny_base, tmp_path / "second", max_steps=6, export=sections[not saved])
+    with pytest.raises(ConfigError, match=f"Resume with export.aware={str(saved).lower()}"):
+        second.fit(resume=first.checkpoint)
 
 
 @pytest.mark.parametrize("accept", ["always", "if_not_worse"])

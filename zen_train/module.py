@@ -14,18 +14,16 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from zen_train.aware import OneBitAdamW
-from zen_train.base import Base, quiet_transformers
+from zen_train.base import Base
+from zen_train.building import fill_, freeze, head_is_linear, sharded_model, whole_model
 from zen_train.config import ExportSection, OptimSection, TrainerSection, TuningSection
 from zen_train.data.packing import model_inputs, separates_documents
 from zen_train.delta.roles import is_embedding, is_head, is_transposed
 from zen_train.errors import ConfigError, TrainingError
 from zen_train.loss import IGNORE, head_nll, logits_nll, shifted
-from zen_train.shards import write_full_
 
 Batch = Mapping[str, Any]
 
@@ -65,13 +63,17 @@ class CausalLM(L.LightningModule):
         if self.model is not None:
             return
         sharded = self.device_mesh is not None
-        self.model = self._sharded_model() if sharded else self._whole_model()
-        self._freeze()
+        if self.device_mesh is None:
+            self.model = whole_model(self.base, self.tuning, attention=self.attention)
+        else:
+            mesh = self.device_mesh["data_parallel"]
+            self.model = sharded_model(self.base, self.tuning, self.attention, mesh=mesh, device=self.device)
+        freeze(self.model, self.tuning)
         if self.settings.gradient_checkpointing:
             name = "activation_checkpointing_enable"  # since transformers 5.20; the other one is deprecated there
             enable = getattr(self.model, name, None) or self.model.gradient_checkpointing_enable
             enable({"use_reentrant": False})
-        self.head_is_linear = not sharded and _head_is_linear(self.model)
+        self.head_is_linear = not sharded and head_is_linear(self.model)
         if not sharded and not separates_documents(self.model, vocabulary=self.model.config.vocab_size):
             raise ConfigError(
                 f"{type(self.model).__name__} with base.attention={self.attention} ignores position_ids, so documents "
@@ -80,71 +82,6 @@ class CausalLM(L.LightningModule):
         if self.settings.compile:
             self.model.get_decoder().compile()  # in place: parameter names stay as they are
         self.model.train()
-
-    def _whole_model(self) -> Any:
-        with quiet_transformers():
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                self.base.folder, dtype=torch.float32, attn_implementation=self.attention
-            )
-        if self.tuning.method == "lora":
-            from peft import LoraConfig, get_peft_model
-
-            lora = self.tuning.lora
-            model = get_peft_model(
-                model,
-                LoraConfig(
-                    r=lora.rank,
-                    lora_alpha=lora.alpha,
-                    lora_dropout=lora.dropout,
-                    target_modules=lora.target_modules,
-                    task_type="CAUSAL_LM",
-                ),
-            )
-        return model
-
-    def _sharded_model(self) -> Any:
-        """FSDP2: parameters are born on the meta device, sharded block by block, then filled from the base's files."""
-        if self.tuning.method == "lora":
-            raise ConfigError(
-                "tuning.method=lora with trainer.strategy=fsdp2 is not supported. Use strategy=ddp."
-            )
-        from accelerate import init_empty_weights
-
-        config = AutoConfig.from_pretrained(self.base.folder, dtype=torch.float32)
-        with init_empty_weights(include_buffers=False):
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, attn_implementation=self.attention
-            )
-        model.tie_weights()
-        mesh = self.device_mesh["data_parallel"] if self.device_mesh else None
-        for block in _blocks(model):
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        source = self.base.source()
-        for module in model.modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                if isinstance(parameter, DTensor) and parameter.device.type == "meta":
-                    module.register_parameter(
-                        name, nn.Parameter(torch.empty_like(parameter, device=self.device))
-                    )
-        model.tie_weights()
-        _fill_(model, ((name, source.get(name)) for name, _ in model.named_parameters()))
-        return model
-
-    def _freeze(self) -> None:
-        if self.tuning.freeze_embeddings:
-            for module in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
-                module.requires_grad_(False)
-        blocks = _blocks(self.model)
-        if self.tuning.freeze_layers > len(blocks):
-            raise ConfigError(
-                f"tuning.freeze_layers={self.tuning.freeze_layers}: the model has {len(blocks)} blocks. "
-                f"Use 0 to {len(blocks)}."
-            )
-        for block in blocks[: self.tuning.freeze_layers]:
-            block.requires_grad_(False)
-        if not any(parameter.requires_grad for parameter in self.model.parameters()):
-            raise ConfigError("tuning freezes every parameter: nothing would be trained. Freeze less.")
 
     # -- loss -------------------------------------------------------------------------------------------------------
 
@@ -260,6 +197,19 @@ class CausalLM(L.LightningModule):
 
     # -- checkpoint -------------------------------------------------------------------------------------------------
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse to go on one-bit-aware with a run that was not, or the other way round."""
+        groups = [
+            group for state in checkpoint.get("optimizer_states", ()) for group in state["param_groups"]
+        ]
+        saved = any("coded" in group for group in groups)
+        if groups and saved != self.export.aware:
+            yes, no = str(saved).lower(), str(self.export.aware).lower()
+            raise ConfigError(
+                f"The checkpoint is of a run with export.aware={yes}, and export.aware={no} is asked for: the state of "
+                f"its optimizer does not fit. Resume with export.aware={yes}, or start anew with overwrite=true."
+            )
+
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Only what is trained: a checkpoint never repeats the base (#21823)."""
         trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
@@ -288,15 +238,7 @@ def load_weights_(module: CausalLM, weights: Iterable[tuple[str, Tensor]]) -> No
     if module.tuning.method == "lora":
         module.model.unload()
         module.model = module.model.get_base_model()
-    _fill_(module.model, weights)
-
-
-@torch.no_grad()
-def _fill_(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
-    parameters = dict(model.named_parameters())
-    for name, tensor in weights:
-        if name in parameters:
-            write_full_(parameters[name], tensor)
+    fill_(module.model, weights)
 
 
 def trained_parameters(module: CausalLM) -> Iterator[tuple[str, nn.Parameter]]:
@@ -310,27 +252,3 @@ def trained_values(module: CausalLM) -> Iterator[tuple[str, Tensor]]:
     """The same with what the optimizer moves: the latent of a one-bit weight. Write to them, then `module.encode()`."""
     for name, parameter in trained_parameters(module):
         yield name, parameter if module.one_bit is None else module.one_bit.latent(parameter)
-
-
-def _blocks(model: nn.Module) -> nn.ModuleList:
-    """The stack of transformer blocks: the longest ModuleList of the decoder."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    if not lists:
-        raise ConfigError(
-            f"{type(model).__name__} has no stack of blocks; it cannot be frozen or sharded by block."
-        )
-    return max(lists, key=len)
-
-
-@torch.no_grad()
-def _head_is_linear(model: Any) -> bool:
-    """Whether logits are exactly `head(hidden)`: so for Llama, Mistral, Qwen, GPT-2; not with soft caps or scales."""
-    head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        return False
-    was_training = model.training
-    model.eval()
-    probe = torch.arange(4, device=head.weight.device)[None]
-    same = torch.equal(head(model.get_decoder()(input_ids=probe)[0]), model(input_ids=probe).logits)
-    model.train(was_training)
-    return same

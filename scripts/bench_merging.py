@@ -1,0 +1,122 @@
+"""Merging rules on the same runs: held-out loss at the end and smoothness of its curve, against no merging.
+
+python scripts/bench_merging.py --work DIR [--variants math legal coder] [--seeds 0 1 2] [--rules none mean ...]
+
+Runs of 120 steps at scale=quick with a merge every 20 and a validation every 5, the upper six blocks trained (the rest,
+embedding and head frozen, to afford it: three to four minutes a run on two cores). Each rule has the gate that runs
+have by default (a merge that makes validation worse is taken back) and, as `RULE always`, none. Runs are kept in DIR and
+not repeated; the summary is over all pairs of variant and seed that have both the rule and `none`, with 95 % intervals
+(bootstrap over pairs). Roughness of a curve is the mean |second difference| of its validation losses from the first
+merge on: zero for a straight line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from measure import Figures
+
+RULES = ("none", "mean", "svd_average", "monosoup")
+STEPS, EVERY, VALIDATE = 120, 20, 5
+RESAMPLES = 2000
+
+Curve = list[tuple[int, float]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--work", type=Path, required=True, help="runs are kept here and reused")
+    parser.add_argument("--variants", nargs="*", default=["math", "legal", "coder"])
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--rules", nargs="*", default=RULES, choices=RULES)
+    parser.add_argument("--always", action="store_true", help="also without the gate")
+    arguments = parser.parse_args()
+    methods = list(arguments.rules)
+    methods += [f"{rule} always" for rule in arguments.rules if arguments.always and rule != "none"]
+    found: dict[str, dict[tuple[str, int], Curve]] = {method: {} for method in methods}
+    for seed in arguments.seeds:
+        for variant in arguments.variants:
+            for method in methods:
+                found[method][variant, seed] = curve(arguments.work, variant, seed, method)
+    report(found)
+    return 0
+
+
+def curve(work: Path, variant: str, seed: int, method: str) -> Curve:
+    """Validation losses of a run, trained now when it is not there."""
+    folder = work / f"{variant}-{seed}-{method.replace(' ', '-')}"
+    done = folder / "metrics.json"
+    if not done.is_file():
+        rule, _, always = method.partition(" ")
+        words = [
+            f"+variant={variant}",
+            "scale=quick",
+            f"merge={rule}",
+            f"merge.every_n_steps={EVERY}",
+            f"merge.accept={always or 'if_not_worse'}",
+            f"trainer.max_steps={STEPS}",
+            f"trainer.validate_every_n_steps={VALIDATE}",
+            f"trainer.checkpoint_every_n_steps={STEPS}",
+            "tuning.freeze_layers=24",
+            "tuning.freeze_embeddings=true",
+            "data.eval_tokens=4096",
+            f"seed={seed}",
+            f"data.seed={seed}",
+            f"output_dir={folder}",
+            "overwrite=true",
+            "evaluate.enabled=false",
+            "logger.wandb.mode=disabled",
+        ]
+        subprocess.run([sys.executable, "-m", "zen_train", *words], check=True, stdout=sys.stderr)
+        shutil.rmtree(folder / "checkpoints")
+    with (folder / "curves.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [(int(row["step"]), float(row["val/loss"])) for row in rows if row.get("val/loss")]
+
+
+def roughness(points: Curve) -> float:
+    """Mean |second difference| from the first merge on."""
+    losses = torch.tensor([loss for step, loss in points if step >= EVERY], dtype=torch.float64)
+    return float(losses.diff(n=2).abs().mean())
+
+
+def report(found: dict[str, dict[tuple[str, int], Curve]]) -> None:
+    figures = Figures("merging")
+    plain = found.get("none", {})
+    for method, runs in found.items():
+        for (variant, seed), points in runs.items():
+            figures.add(f"{variant}, seed {seed}, {method}: loss", points[-1][1], "nats")
+        pairs = [key for key in runs if key in plain]
+        if method == "none" or not pairs:
+            continue
+        for what, values in (
+            ("loss over none", [runs[key][-1][1] - plain[key][-1][1] for key in pairs]),
+            ("roughness over none", [roughness(runs[key]) / roughness(plain[key]) for key in pairs]),
+        ):
+            unit = "nats" if what.startswith("loss") else "x"
+            mean, spread = interval(values)
+            figures.add(f"{method}: {what}", mean, unit, against=f"{len(pairs)} runs", spread=spread)
+    figures.show()
+
+
+def interval(values: list[float]) -> tuple[float, tuple[float, float]]:
+    """Mean and its 95 % bootstrap interval."""
+    given = torch.tensor(values, dtype=torch.float64)
+    draw = torch.randint(len(given), (RESAMPLES, len(given)), generator=torch.Generator().manual_seed(0))
+    low, high = torch.quantile(
+        given[draw].mean(1), torch.tensor([0.025, 0.975], dtype=torch.float64)
+    ).tolist()
+    return float(given.mean()), (low, high)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,8 +4,8 @@ python scripts/bench_merging.py --work DIR [--variants math legal coder] [--seed
 
 Runs of 120 steps at scale=quick with a merge every 20 and a validation every 5, the upper six blocks trained (the rest,
 embedding and head frozen, to afford it: three to four minutes a run on two cores). Each rule has the gate that runs
-have by default (a merge that makes validation worse is taken back) and, as `RULE always`, none. Runs are kept in DIR and
-not repeated; the summary is over all pairs of variant and seed that have both the rule and `none`, with 95 % intervals
+have by default (a merge that makes validation worse is taken back) and, as `RULE always`, none. Runs are kept in DIR
+and not repeated; the summary is over all pairs of variant and seed that have the rule and `none`, with 95 % intervals
 (bootstrap over pairs). Roughness of a curve is the mean |second difference| of its validation losses from the first
 merge on: zero for a straight line.
 """

@@ -18,7 +18,7 @@ from zen_train.distill import CodedMatrix, distill, logits_of
 from zen_train.module import load_weights_
 from zen_train.sensitivity import coding_losses
 
-DISTILL_STEPS, DISTILL_RATE = 24, 0.03
+DISTILL_STEPS, DISTILL_RATE = 24, 0.002
 SENSITIVITY_BATCHES = 16
 ALONG_WEIGHT = 8.0
 LEFT_OVER = (1.0, 0.32, 0.11, 0.04)

@@ -161,7 +161,7 @@ class ExportSection(Section):
         description="batches on which the scales of the finished delta are fitted to the fine-tune's logits",
     )
     distill_learning_rate: Annotated[float, Field(gt=0)] = Field(
-        0.01, description="of the scales' logarithms: 0.01 is about one percent a step"
+        0.002, description="of the scales' logarithms: 0.002 is about 0.2 percent a step"
     )
     at_every_checkpoint: bool = False
     max_shard_bytes: Positive = 5_000_000_000

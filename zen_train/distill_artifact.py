@@ -34,7 +34,7 @@ class Settings:
     """How long and on how much text. `learning_rate` is that of the scales' logarithms."""
 
     steps: int = 24
-    learning_rate: float = 0.03
+    learning_rate: float = 0.002
     context_tokens: int = 512
     batch_size: int = 2
     seed: int = 0

@@ -36,9 +36,9 @@ def add_distill(commands: Any) -> None:
     distill.add_argument(
         "--learning-rate",
         type=float,
-        default=0.03,
+        default=0.002,
         metavar="R",
-        help="of the scales' logarithms; 0.01 is about one percent a step (default: %(default)s)",
+        help="of the scales' logarithms; 0.002 is about 0.2 percent a step (default: %(default)s)",
     )
     distill.add_argument("--overwrite", action="store_true", help="replace OUT when it exists")
     distill.set_defaults(run=_distill)

@@ -94,11 +94,19 @@ def _rounded(vectors_RL: Tensor, width_R: Tensor) -> Tensor:
     return (((groups - low) / step).round() * step + low).flatten(1)[:, :length]
 
 
+def low_rank_and_signs(delta_NK: Tensor, *, bits: float = 0.25) -> tuple[Tensor, float]:
+    """Ours: so many bits of leading directions, one pushed sign plane for what they leave."""
+    part_NK, part_bits = low_rank(delta_NK, bits=bits)
+    rest_NK, rest_bits = planes(delta_NK - part_NK, scale="row", count=1, along_weight=8.0)
+    return part_NK + rest_NK, part_bits + rest_bits
+
+
 CODES: dict[str, Code] = {
     "matrix": partial(planes, scale="matrix", count=1),
     "row": partial(planes, scale="row", count=1),
     "pushed": partial(planes, scale="row", count=1, along_weight=8.0),
     "two_bits": partial(planes, scale="row", count=2, along_weight=8.0),
+    "low_rank_and_signs": low_rank_and_signs,
     "low_rank": low_rank,
     "delta_come": delta_come,
     "ternary": ternary,

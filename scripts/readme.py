@@ -88,7 +88,16 @@ def figures(bench: str, *, left_out: str = "$^") -> str:
 
 
 KEPT_OF_ALL = ["matrix", "row", "pushed", "two_bits", "distilled", "aware", "aware_1.3"]
-KEPT_OF_SOME = ["pushed", "spread_1", "spread_1.25", "two_bits", "low_rank", "delta_come", "ternary"]
+KEPT_OF_SOME = [
+    "pushed",
+    "spread_1",
+    "spread_1.25",
+    "low_rank_and_signs",
+    "two_bits",
+    "low_rank",
+    "delta_come",
+    "ternary",
+]
 
 
 def kept(methods: list[str], *, only: str | None = None) -> str:

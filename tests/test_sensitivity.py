@@ -73,6 +73,14 @@ def test_a_run_exports_within_its_budget_and_the_artifact_is_sound(tiny_base, tm
     assert all(parameter.requires_grad for parameter in run.module.model.parameters())
 
 
+def test_a_run_exports_a_low_rank_part_when_it_is_asked_for(tiny_base, tmp_path):
+    callback = exporting(tiny_base, tmp_path)
+    callback.config = ExportSection(low_rank=2)
+    small_run(tiny_base, tmp_path, extra_callbacks=(callback,)).fit()
+    artifact = DeltaArtifact.open(tmp_path / "delta")
+    assert {entry.rank for entry in artifact.config.tensors.values() if entry.planes} == {2}
+
+
 def test_matrices_stored_another_way_are_refused_before_the_first_step(gpt2_base, tmp_path):
     callback = exporting(gpt2_base, tmp_path)
     callback.config = ExportSection(bits_per_weight=1.5)

@@ -136,6 +136,10 @@ class ExportSection(Section):
         description="how many times an error along the delta counts against one across it; 1: the paper's mean|D|",
     )
     planes: Positive = Field(1, description="sign planes, one bit a weight each")
+    low_rank: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="singular directions of each matrix kept in bf16 before the signs; the server refuses them",
+    )
     bits_per_weight: Annotated[float, Field(gt=0, le=8)] | None = Field(
         None,
         description="instead of planes: so many bits a weight on average, spread over the matrices by what they gain",

@@ -22,6 +22,7 @@ from zen_train.delta import DeltaArtifact, FolderSource, full_check, unpack_bits
 from zen_train.delta.apply import applied_tensor
 from zen_train.delta.codec import measure
 from zen_train.delta.rescale import rescale_artifact
+from zen_train.delta.rows import square_distance
 from zen_train.distill import Batch, CodedMatrix, distill, logits_of
 from zen_train.errors import ConfigError, DeltaError
 
@@ -118,7 +119,9 @@ def _coded(
             parameter.data.copy_(applied_tensor(artifact, name, origin))
             continue
         planes = artifact.planes(name, check_digest=True)
-        whole, left = measure(origin, tuned.get(name), planes)
+        from_base = artifact.shifted_base(name, origin, check_digest=True)
+        _, left = measure(from_base, tuned.get(name), planes)
+        whole = square_distance(tuned.get(name), origin)
         found, stated = (left / whole) ** 0.5 if whole else left**0.5, entry.relative_error or 0.0
         if abs(found - stated) > _FIGURE_TOLERANCE:
             raise DeltaError(
@@ -126,7 +129,7 @@ def _coded(
                 f"{found:.4g} against it, and {stated:.4g} is recorded. Give the fine-tune that was exported."
             )
         bits = [(unpack_bits(plane.sign, parameter.shape[1]), plane.alpha.view(-1, 1)) for plane in planes]
-        yield name, CodedMatrix(parameter.requires_grad_(), origin, bits, dither=False)
+        yield name, CodedMatrix(parameter.requires_grad_(), from_base, bits, dither=False)
 
 
 def _batches(paths: Sequence[Path], base: Path, settings: Settings) -> list[Batch]:

@@ -184,6 +184,8 @@ def _check_one_bit_training(config: RunConfig) -> None:
         raise ConfigError(
             f"{asked} leaves nothing that export.distill_steps={export.distill_steps} could fit. Use one of them."
         )
+    if export.low_rank:
+        raise ConfigError(f"{asked} works on signs alone. Use export.low_rank=0, found {export.low_rank}.")
     if method == "lora":
         raise ConfigError(
             f"{asked} changes whole matrices, and tuning.method=lora keeps them. Use tuning.method=full."

@@ -167,6 +167,9 @@ def _check_matrix(artifact: DeltaArtifact, name: str, entry: TensorEntry, place:
             grown,
             "Train without new tokens, or serve it with: python -m zen_train.delta apply.",
         )
+    if entry.rank:
+        remedy = "Export it with low_rank=0, or serve what python -m zen_train.delta apply writes."
+        _refuse(artifact, name, f"has a low-rank part of rank {entry.rank} beside its signs", remedy)
     if entry.transposed:
         _refuse(artifact, name, "is stored transposed (Conv1D)", "No served architecture has that form.")
     if artifact.base_name(name) != name:

@@ -21,7 +21,7 @@ from zen_train.delta import (
     verify_artifact,
     write_artifact,
 )
-from zen_train.delta.apply import _stored
+from zen_train.delta.apply import stored_as
 
 EXACT_RMS = 1e-5  # logits of equal float32 weights, summed in another order
 
@@ -166,7 +166,7 @@ def test_a_bf16_model_keeps_a_delta_below_half_a_step_of_bf16(tmp_path, transpos
     base_NK = (1 + 0.9 * torch.rand(32, 512)).to(torch.bfloat16).float()
     tuned_NK = base_NK + small
     stored = (base_NK.T, tuned_NK.T) if transposed else (base_NK, tuned_NK)
-    kept = _stored(stored[1].contiguous(), torch.bfloat16, transposed=transposed).float()
+    kept = stored_as(stored[1].contiguous(), torch.bfloat16, transposed=transposed).float()
     assert kept.dtype == torch.float32
     assert kept.shape == stored[0].shape
     moved_NK = (kept - stored[0]).T if transposed else kept - stored[0]

@@ -198,5 +198,5 @@ def test_fingerprint_and_content_hash_follow_from_the_configuration(tmp_path):
 
 def test_specification_travels_with_the_package_and_names_its_version():
     text = (Path(zen_train.delta.__file__).parent / "FORMAT.md").read_text()
-    assert "version 1.0" in text
+    assert "version 1.1" in text
     assert "`sign = 6d 00 ce 01`" in text

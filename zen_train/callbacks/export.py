@@ -106,6 +106,7 @@ class ExportCallback(L.Callback):
                     scale=self.config.scale,
                     planes=planes,
                     along_weight=self.config.along_weight,
+                    low_rank=self.config.low_rank,
                     embedding=self.config.embedding,
                     embedding_max_relative_error=self.config.embedding_max_relative_error,
                     provenance=self.provenance(),

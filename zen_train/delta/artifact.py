@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
-from zen_train.delta.codec import Plane, check_planes, decode
+from zen_train.delta.codec import Plane, add_delta, check_planes
 from zen_train.delta.dtypes import ARITHMETIC_DTYPES, dtype_code
 from zen_train.delta.fingerprint import tensor_digest
+from zen_train.delta.low_rank import shifted
 from zen_train.delta.manifest import CONFIG_NAME, METADATA_KEY, DeltaConfig, TensorEntry, part_name
 from zen_train.delta.manifest_reader import parse_config
 from zen_train.delta.report import TensorRow
@@ -124,6 +125,14 @@ class DeltaArtifact:
                 raise DeltaError(f"{self.folder}: {name}: {error}") from error
         return planes
 
+    def shifted_base(self, name: str, base: torch.Tensor, *, check_digest: bool = False) -> torch.Tensor:
+        """What the signs of a parameter are added to: `base`, or `base + u v` in float32."""
+        entry = self.entry(name)
+        if not entry.rank:
+            return base
+        u, v = (self.whole(name, suffix, check_digest=check_digest) for suffix in ("u", "v"))
+        return shifted(base, u, v, transposed=entry.transposed)
+
     def delta(self, name: str) -> torch.Tensor:
         """The float32 delta of a parameter of kind sign, rows or same, in the stored shape of the base
         tensor.
@@ -137,7 +146,10 @@ class DeltaArtifact:
             )
         planes = self.planes(name)
         shape = entry.packed_shape()
-        return decode(planes, shape, transposed=entry.transposed) if planes else torch.zeros(shape)
+        nothing = torch.zeros(shape)
+        if not planes:
+            return nothing
+        return add_delta(self.shifted_base(name, nothing), planes, transposed=entry.transposed)
 
     def whole(self, name: str, suffix: str, *, check_digest: bool = False) -> torch.Tensor:
         """The `dense` or `rows` part of a parameter, refused when a value is not finite."""

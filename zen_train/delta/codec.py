@@ -70,11 +70,6 @@ class EncodedTensor:
         return (self.error_square / self.delta_square) ** 0.5 if self.delta_square else 0.0
 
     @property
-    def least_relative_error(self) -> float:
-        """The same with the scales of least squares."""
-        return (self.least_square / self.delta_square) ** 0.5 if self.delta_square else 0.0
-
-    @property
     def sign(self) -> torch.Tensor:
         return self.planes[0].sign
 

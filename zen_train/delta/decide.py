@@ -10,6 +10,7 @@ import torch
 from zen_train.delta import roles
 from zen_train.delta.codec import SCALES, EncodedTensor, Scale, encode
 from zen_train.delta.dtypes import ARITHMETIC_DTYPES, dtype_code
+from zen_train.delta.low_rank import leading_factors, shifted, worth_it
 from zen_train.delta.manifest import TensorEntry, part_name
 from zen_train.delta.pairing import Pair
 from zen_train.delta.rows import all_finite, square_distance
@@ -31,6 +32,7 @@ class ExportOptions:
 
     scale: Scale = "row"
     planes: int | Mapping[str, int] = 1  # by parameter: what is not named has 1; 0 drops its delta
+    low_rank: int = 0  # singular directions kept in bf16 before the signs
     along_weight: float = 1.0  # see `along`; bounds are on the error of least squares, whatever it is
     embedding: EmbeddingRule = "auto"  # embedding and head: by the bound, always packed, never packed
     embedding_max_relative_error: float = 0.75
@@ -49,6 +51,8 @@ class ExportOptions:
                 raise DeltaError(f"planes={self.planes} is not possible; at least 1 is needed")
         elif wrong := [name for name, planes in self.planes.items() if planes < 0]:
             raise DeltaError(f"planes of {wrong[0]} is {self.planes[wrong[0]]}; 0 or more is needed")
+        if self.low_rank < 0:
+            raise DeltaError(f"low_rank={self.low_rank} is not possible; 0 (none) or more is needed")
         if isinstance(self.transposed, str):
             raise DeltaError("transposed must be a collection of parameter names, found one text")
 
@@ -98,20 +102,22 @@ def decide(
             return Decision(entry=replace(entry, kind="same"), parts={})
         return Decision(entry=entry, parts={"dense": tuned})
     shared = tuned[: base.shape[0]] if pair.grown else tuned
-    coded, planes = None, options.planes_of(pair.name)
+    planes = options.planes_of(pair.name)
+    coded: EncodedTensor | None = None
+    factors: tuple[torch.Tensor, ...] = ()
     if shared.dim() >= 2 and planes:
         transposed = options.is_transposed(pair.name, model_type)
+        from_base, factors = _low_rank_part(base, shared, options.low_rank, transposed)
         coded = encode(
-            base,
+            from_base,
             shared,
             scale=options.scale,
             planes=planes,
             transposed=transposed,
             along_weight=options.along_weight,
         )
-        delta_square = coded.delta_square
-    else:
-        delta_square = square_distance(shared, base)
+    # The code knows the size of what it coded, which is the delta unless some of it went elsewhere.
+    delta_square = coded.delta_square if coded and not factors else square_distance(shared, base)
     if not delta_square < float("inf"):
         raise DeltaError("it holds NaN or infinite values")
     if shared.dim() >= 2 and not planes and delta_square > 0 and not pair.grown:
@@ -121,7 +127,7 @@ def decide(
             delta_square=delta_square,
             error_square=delta_square,
         )
-    packs = delta_square > 0 and coded is not None and _may_pack(pair, coded, options)
+    packs = delta_square > 0 and coded is not None and _may_pack(pair, coded, factors, delta_square, options)
     if delta_square > 0 and not packs:
         stored, error_square = stored_form(tuned, base.dtype, delta_square)
         relative_error = (error_square / delta_square) ** 0.5
@@ -137,8 +143,10 @@ def decide(
             planes=len(coded.planes),
             transposed=coded.transposed,
             zeros=coded.zeros,
-            relative_error=coded.relative_error,
+            rank=options.low_rank if factors else 0,
+            relative_error=(coded.error_square / delta_square) ** 0.5,
         )
+        parts |= zip(("u", "v"), factors, strict=False)
         for number, plane in enumerate(coded.planes):
             parts[part_name("sign", number)] = plane.sign
             parts[part_name("alpha", number)] = plane.alpha
@@ -171,10 +179,32 @@ def stored_form(tensor: torch.Tensor, dtype: torch.dtype, delta_square: float) -
     return low, error_square
 
 
-def _may_pack(pair: Pair, coded: EncodedTensor, options: ExportOptions) -> bool:
+def _low_rank_part(
+    base: torch.Tensor, tuned: torch.Tensor, rank: int, transposed: bool
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """(`base + u v`, (u, v)), or (base, ()) where there is no such part."""
+    if not worth_it(tuple(tuned.shape), rank):
+        return base, ()
+    change = tuned.float() - base.float()
+    if not bool(change.any()) or not all_finite(
+        change
+    ):  # nothing to factorise, or an error that the code names
+        return base, ()
+    u, v = leading_factors(change.mT if transposed else change, rank)
+    return shifted(base, u, v, transposed=transposed), (u, v)
+
+
+def _may_pack(
+    pair: Pair,
+    coded: EncodedTensor,
+    factors: tuple[torch.Tensor, ...],
+    delta_square: float,
+    options: ExportOptions,
+) -> bool:
     """Packed is smaller than whole, and the error keeps its bound."""
     packed_bytes = sum(p.sign.numel() + 4 * p.alpha.numel() for p in coded.planes)
+    packed_bytes += sum(2 * factor.numel() for factor in factors)
     if packed_bytes >= prod(coded.shape) * pair.base.dtype.itemsize:
         return False
     bound = options.max_relative_error(pair.name)
-    return bound is None or coded.least_relative_error <= bound
+    return bound is None or (coded.least_square / delta_square) ** 0.5 <= bound

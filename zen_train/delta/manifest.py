@@ -20,6 +20,8 @@ from zen_train.delta.strict_json import compact
 
 FORMAT_NAME = "zen-delta"
 FORMAT_VERSION = "1.0"
+LOW_RANK_VERSION = "1.1"
+"""Of artifacts that hold a low-rank part, which a reader of 1.0 refuses."""
 FORMAT_MAJOR = 1
 CONFIG_NAME = "delta_config.json"
 METADATA_KEY = "delta_config"
@@ -99,6 +101,7 @@ class TensorEntry:
     parts: Mapping[str, str] = field(default_factory=dict)
     scale: str | None = None
     planes: int = 0
+    rank: int = 0  # of the part `u v` beside the signs
     transposed: bool = False
     base_tensor: str | None = None  # when the delta is against a base tensor of another name
     base_rows: int | None = None  # kind rows: rows shared with the base
@@ -112,6 +115,8 @@ class TensorEntry:
             out["parts"] = dict(self.parts)
         if self.planes:
             out |= {"scale": self.scale, "planes": self.planes}
+        if self.rank:
+            out["rank"] = self.rank
         if self.transposed:
             out["transposed"] = True
         optional = {
@@ -135,6 +140,9 @@ class TensorEntry:
             for plane in range(self.planes):
                 out[part_name("sign", plane)] = ("U8", (*stack, rows, packed_width(columns)))
                 out[part_name("alpha", plane)] = ("F32", (*stack, rows if self.scale == "row" else 1))
+            if self.rank:
+                out["u"] = ("BF16", (*stack, rows, self.rank))
+                out["v"] = ("BF16", (*stack, self.rank, columns))
         if self.kind == "dense":
             out["dense"] = (None, self.shape)
         if self.kind == "rows":

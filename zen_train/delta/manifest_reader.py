@@ -111,6 +111,7 @@ def _parse_entry(raw: object, where: str) -> TensorEntry:
     dtype = _need(raw, "dtype", str, where)
     dtype_of_code(dtype, where)
     planes = _optional(raw, "planes", int, where) or 0
+    rank = _optional(raw, "rank", int, where) or 0
     scale = _optional(raw, "scale", str, where)
     entry = TensorEntry(
         kind=kind,
@@ -121,6 +122,7 @@ def _parse_entry(raw: object, where: str) -> TensorEntry:
         },
         scale=scale,
         planes=planes,
+        rank=rank,
         transposed=_optional(raw, "transposed", bool, where) or False,
         base_tensor=_optional(raw, "base_tensor", str, where),
         base_rows=_optional(raw, "base_rows", int, where),
@@ -130,6 +132,8 @@ def _parse_entry(raw: object, where: str) -> TensorEntry:
     )
     if planes < 0 or (planes > 0) != (scale in SCALES) or (kind == "sign" and not planes):
         raise DeltaError(f"{where}: planes {planes} with scale {scale!r} is not possible for kind {kind}")
+    if rank < 0 or (rank and not planes):
+        raise DeltaError(f"{where}: rank {rank} is not possible with {planes} planes")
     if planes and kind not in ("sign", "rows"):
         raise DeltaError(f"{where}: kind {kind} has no planes, found {planes}")
     if (kind == "rows") != (entry.base_rows is not None) or (kind == "tied") != (entry.target is not None):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from zen_train.delta.decide import ExportOptions, plain_entry
+from zen_train.delta.low_rank import worth_it
 from zen_train.delta.manifest import METADATA_KEY, DeltaConfig, TensorEntry
 from zen_train.delta.pairing import Pair
 from zen_train.delta.shard_writer import header_entry_bytes
@@ -30,6 +31,7 @@ def largest_entries(
                 kind="sign",
                 scale=options.scale,
                 planes=max(1, options.planes_of(pair.name)),
+                rank=options.low_rank if worth_it(pair.tuned.shape, options.low_rank) else 0,
                 transposed=transposed,
             )
         if pair.grown:
@@ -60,5 +62,7 @@ def upper_bytes(pairs: list[Pair], options: ExportOptions) -> int:
         )
         per_row = options.planes_of(pair.name) * (pair.tuned.shape[-1] // 8 + 5) if certain else 0
         packed = prod(pair.tuned.shape[:-1]) * per_row
+        if certain and worth_it(pair.tuned.shape, options.low_rank):
+            packed += 2 * options.low_rank * prod(pair.tuned.shape[:-2]) * sum(pair.tuned.shape[-2:])
         total += packed if certain else 4 * pair.tuned.numel
     return total

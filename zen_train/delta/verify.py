@@ -88,7 +88,7 @@ def _content_problems(artifact: DeltaArtifact) -> Iterator[DeltaError]:
             continue
         try:
             artifact.planes(name, check_digest=True)
-            for suffix in ("dense", "rows"):
+            for suffix in ("dense", "rows", "u", "v"):
                 if suffix in entry.parts:
                     artifact.whole(name, suffix, check_digest=True)
         except DeltaError as error:
@@ -135,7 +135,10 @@ def _recompute(
     shared = wanted[: original.shape[0]] if original.shape != wanted.shape else wanted
     planes = artifact.planes(name)
     if planes:
-        delta_square, error_square = measure(original, shared, planes, transposed=entry.transposed)
+        from_base = artifact.shifted_base(name, original)
+        delta_square, error_square = measure(from_base, shared, planes, transposed=entry.transposed)
+        if entry.rank:
+            delta_square = square_distance(shared, original)
     else:
         delta_square = square_distance(shared, original)
         whole = entry.kind == "dense"

@@ -21,7 +21,15 @@ from zen_train.delta.card import CARD_NAME, default_card
 from zen_train.delta.codec import Scale
 from zen_train.delta.decide import Decision, EmbeddingRule, ExportOptions, decide, plain_entry
 from zen_train.delta.fingerprint import quick_check, tensor_digest
-from zen_train.delta.manifest import CONFIG_NAME, METADATA_KEY, BaseInfo, DeltaConfig, TensorEntry
+from zen_train.delta.manifest import (
+    CONFIG_NAME,
+    FORMAT_VERSION,
+    LOW_RANK_VERSION,
+    METADATA_KEY,
+    BaseInfo,
+    DeltaConfig,
+    TensorEntry,
+)
 from zen_train.delta.pairing import Pair, pair_tensors, shared_bases
 from zen_train.delta.plan import header_room_bytes, largest_entries, upper_bytes
 from zen_train.delta.publish import new_folder
@@ -44,6 +52,7 @@ def write_artifact(
     scale: Scale = "row",
     planes: int | Mapping[str, int] = 1,
     along_weight: float = 1.0,
+    low_rank: int = 0,
     embedding: EmbeddingRule = "auto",
     embedding_max_relative_error: float = 0.75,
     matrix_max_relative_error: float | None = None,
@@ -68,6 +77,7 @@ def write_artifact(
         scale=scale,
         planes=planes,
         along_weight=along_weight,
+        low_rank=low_rank,
         embedding=embedding,
         embedding_max_relative_error=embedding_max_relative_error,
         matrix_max_relative_error=matrix_max_relative_error,
@@ -98,7 +108,12 @@ def write_artifact(
             for pair in pairs:
                 export.add(pair, tied)
             entries = export.finished_entries()
-            config = replace(config, tensors=entries, tied=variant_is_tied(entries, base_info))
+            config = replace(
+                config,
+                tensors=entries,
+                tied=variant_is_tied(entries, base_info),
+                format_version=LOW_RANK_VERSION if any(e.rank for e in entries.values()) else FORMAT_VERSION,
+            )
             document = config.to_json()
             writer.finish({METADATA_KEY: compact(document)})
         (temporary / CONFIG_NAME).write_text(readable(document), encoding="utf-8")

@@ -242,6 +242,10 @@ def test_forms_that_are_not_served_are_refused_by_name(family, start, tmp_path):
     message = refused(engine, DeltaArtifact.open(dense).content_hash, dense)
     assert "model.embed_tokens.weight" in message
     assert "embedding=sign" in message
+    part = make_variant(family.base, tmp_path / "part", seed=1, low_rank=2)
+    message = refused(engine, DeltaArtifact.open(part).content_hash, part)
+    assert "low-rank part of rank 2" in message
+    assert "low_rank=0" in message
     assert "max_planes" in refused(engine, family.hash("two"), family.variants["two"])
 
 

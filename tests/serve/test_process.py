@@ -157,7 +157,8 @@ def test_a_variant_that_leaves_the_device_waits_in_host_memory_until_it_is_remov
         said = [answer(process, f"zen4-{name}").choices[0].message.content for name in ("coder", "math") * 2]
         assert said[:2] == said[2:]
         status = process.get("/status.json").json()
-        tiers = {view["name"]: view["tier"] for view in status["variants"]}  # other tests may have added variants
+        # Other tests may have added variants.
+        tiers = {view["name"]: view["tier"] for view in status["variants"]}
         assert (tiers["tiny"], tiers["zen4-coder"], tiers["zen4-math"]) == ("device", "host", "device")
         assert (status["host"]["hits"], status["host"]["lookups"]) == (2, 4)
         held = status["host"]["used"]

@@ -87,7 +87,7 @@ class Bench:
         self.tuned = dict(full[self.rate].weights())
         load_weights_(self.judge.module, self.tuned.items())
         self.full = self.judge.score(remember=True)
-        self.losses: dict[str, list[float]] = {}
+        self.losses: dict[str, tuple[float, ...]] = {}
         self._add("base loss", self.base.loss, "nats")
         for rate, score in scores.items():
             chosen = "the one others are compared with" if rate == self.rate else None

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import csv
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from fidelity_runs import train
 from measure import Figures
 
 RULES = ("none", "mean", "svd_average", "monosoup")
@@ -58,8 +58,6 @@ def curve(work: Path, variant: str, seed: int, method: str) -> Curve:
     if not done.is_file():
         rule, _, always = method.partition(" ")
         words = [
-            f"+variant={variant}",
-            "scale=quick",
             f"merge={rule}",
             f"merge.every_n_steps={EVERY}",
             f"merge.accept={always or 'if_not_worse'}",
@@ -71,12 +69,8 @@ def curve(work: Path, variant: str, seed: int, method: str) -> Curve:
             "data.eval_tokens=4096",
             f"seed={seed}",
             f"data.seed={seed}",
-            f"output_dir={folder}",
-            "overwrite=true",
-            "evaluate.enabled=false",
-            "logger.wandb.mode=disabled",
         ]
-        subprocess.run([sys.executable, "-m", "zen_train", *words], check=True, stdout=sys.stderr)
+        train(folder, variant, words)
         shutil.rmtree(folder / "checkpoints")
     with (folder / "curves.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -17,9 +17,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from zen_train.config import ExportSection
 from zen_train.delta.codec import Scale, decode, encode
 
 Code = Callable[[Tensor], tuple[Tensor, float]]
+ALONG_WEIGHT = ExportSection().along_weight
 _SCALE_BITS = 32
 _GROUP = 128
 
@@ -97,15 +99,15 @@ def _rounded(vectors_RL: Tensor, width_R: Tensor) -> Tensor:
 def low_rank_and_signs(delta_NK: Tensor, *, bits: float = 0.25) -> tuple[Tensor, float]:
     """Ours: so many bits of leading directions, one pushed sign plane for what they leave."""
     part_NK, part_bits = low_rank(delta_NK, bits=bits)
-    rest_NK, rest_bits = planes(delta_NK - part_NK, scale="row", count=1, along_weight=8.0)
+    rest_NK, rest_bits = planes(delta_NK - part_NK, scale="row", count=1, along_weight=ALONG_WEIGHT)
     return part_NK + rest_NK, part_bits + rest_bits
 
 
 CODES: dict[str, Code] = {
     "matrix": partial(planes, scale="matrix", count=1),
     "row": partial(planes, scale="row", count=1),
-    "pushed": partial(planes, scale="row", count=1, along_weight=8.0),
-    "two_bits": partial(planes, scale="row", count=2, along_weight=8.0),
+    "pushed": partial(planes, scale="row", count=1, along_weight=ALONG_WEIGHT),
+    "two_bits": partial(planes, scale="row", count=2, along_weight=ALONG_WEIGHT),
     "low_rank_and_signs": low_rank_and_signs,
     "low_rank": low_rank,
     "delta_come": delta_come,

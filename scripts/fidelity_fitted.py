@@ -11,18 +11,16 @@ import torch
 from fidelity_judge import Judge
 from torch import Tensor, nn
 
+from zen_train.config import ExportSection
 from zen_train.data.packing import model_inputs
 from zen_train.delta.allocate import allocate
 from zen_train.delta.codec import add_delta, encode
 from zen_train.distill import CodedMatrix, distill, logits_of
 from zen_train.module import load_weights_
-from zen_train.sensitivity import coding_losses
+from zen_train.sensitivity import plane_losses
 
-DISTILL_STEPS, DISTILL_RATE = 24, 0.002
-SENSITIVITY_BATCHES = 16
-ALONG_WEIGHT = 8.0
-LEFT_OVER = (1.0, 0.32, 0.11, 0.04)
-"""Squared error with 1 to 4 planes over that with one: near enough for bell-shaped deltas of any tail."""
+DISTILL_STEPS = 24
+DEFAULTS = ExportSection()
 
 
 def distilled(judge: Judge, tuned: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -31,7 +29,9 @@ def distilled(judge: Judge, tuned: Mapping[str, Tensor]) -> Iterator[tuple[str, 
     teacher = copy.deepcopy(judge.module.model).requires_grad_(False)
     source = judge.base.source()
     coded = [
-        CodedMatrix.of(parameter, source.get(name), scale="row", along_weight=ALONG_WEIGHT, dither=True)
+        CodedMatrix.of(
+            parameter, source.get(name), scale="row", along_weight=DEFAULTS.along_weight, dither=True
+        )
         for name, parameter in matrices(judge).items()
     ]
     with torch.autocast("cpu", torch.bfloat16):
@@ -40,30 +40,27 @@ def distilled(judge: Judge, tuned: Mapping[str, Tensor]) -> Iterator[tuple[str, 
             student=logits_of(judge.module.model, model_inputs),
             teacher=logits_of(teacher, model_inputs),
             batches=text(judge, DISTILL_STEPS),
-            learning_rate=DISTILL_RATE,
+            learning_rate=DEFAULTS.distill_learning_rate,
         )
     return ((name, weight.detach().clone()) for name, weight in judge.module.model.named_parameters())
 
 
-def losses(judge: Judge, tuned: Mapping[str, Tensor]) -> dict[str, list[float]]:
+def losses(judge: Judge, tuned: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
     """By matrix, what the output loses with 0, 1, 2, ... planes, in nats a token."""
     load_weights_(judge.module, tuned.items())
     found, source = matrices(judge), judge.base.source()
     with torch.autocast("cpu", torch.bfloat16):
-        measured = coding_losses(
+        return plane_losses(
             found,
             {name: source.get(name) for name in found},
             logits=logits_of(judge.module.model, model_inputs),
-            batches=text(judge, SENSITIVITY_BATCHES),
+            batches=text(judge, DEFAULTS.sensitivity_batches),
             scale="row",
         )
-    return {
-        name: [dropped, *(one * share for share in LEFT_OVER)] for name, (dropped, one) in measured.items()
-    }
 
 
 def spread(
-    judge: Judge, tuned: Mapping[str, Tensor], loss: Mapping[str, list[float]], bits: float
+    judge: Judge, tuned: Mapping[str, Tensor], loss: Mapping[str, tuple[float, ...]], bits: float
 ) -> Iterator[tuple[str, Tensor]]:
     """So many bits a weight on average."""
     source = judge.base.source()
@@ -73,7 +70,7 @@ def spread(
         if name in planes:
             origin = source.get(name)
             count = planes[name]
-            coded = encode(origin, weight, planes=max(count, 1), along_weight=ALONG_WEIGHT)
+            coded = encode(origin, weight, planes=max(count, 1), along_weight=DEFAULTS.along_weight)
             weight = add_delta(origin, coded.planes) if count else origin.float()
         yield name, weight
 

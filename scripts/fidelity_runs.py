@@ -38,12 +38,18 @@ class Run:
                 yield name, file.get_tensor(name)
 
 
+def train(folder: Path, variant: str, words: list[str]) -> None:
+    """The command that a user would type, into `folder`, without its evaluation: the benches measure by themselves."""
+    fixed = [f"+variant={variant}", "scale=quick", f"output_dir={folder}", "overwrite=true"]
+    quiet = ["evaluate.enabled=false", "logger.wandb.mode=disabled"]
+    subprocess.run([sys.executable, "-m", "zen_train", *fixed, *quiet, *words], check=True, stdout=sys.stderr)
+
+
 def trained(folder: Path, variant: str, *, steps: int, learning_rate: float, words: list[str]) -> Run:
     """A run without merging, trained now when it is not in `folder`."""
     done = folder / "run.json"
     if not done.is_file():
-        shutil.rmtree(folder, ignore_errors=True)
-        _train(folder, variant, steps, learning_rate, words)
+        train(folder, variant, [*_words(steps, learning_rate), *words])
         if not any("export.aware=true" in word for word in words):
             _keep_weights(folder)
         shutil.rmtree(folder / "checkpoints")
@@ -52,22 +58,16 @@ def trained(folder: Path, variant: str, *, steps: int, learning_rate: float, wor
     return Run(folder, json.loads(done.read_text())["seconds"])
 
 
-def _train(folder: Path, variant: str, steps: int, learning_rate: float, words: list[str]) -> None:
+def _words(steps: int, learning_rate: float) -> list[str]:
     # The bench scores by itself and takes the last weights: the run validates once, at its end.
-    fixed = [
-        f"+variant={variant}",
-        "scale=quick",
+    return [
         "merge=none",
         "data.eval_tokens=1024",
         f"trainer.max_steps={steps}",
         f"trainer.validate_every_n_steps={steps}",
         f"trainer.checkpoint_every_n_steps={steps}",
         f"optim.learning_rate={learning_rate}",
-        f"output_dir={folder}",
-        "evaluate.enabled=false",
-        "logger.wandb.mode=disabled",
     ]
-    subprocess.run([sys.executable, "-m", "zen_train", *fixed, *words], check=True, stdout=sys.stderr)
 
 
 def _keep_weights(folder: Path) -> None:

@@ -21,6 +21,20 @@ from zen_train.delta.rescale import rescale_artifact
 from zen_train.errors import DeltaError
 
 
+def exported(base, folder, **options):
+    """The delta of FOLDER/tuned, in FOLDER/delta."""
+    write_artifact(
+        folder / "delta",
+        base=base.source(),
+        tuned=FolderSource(folder / "tuned"),
+        base_info=BaseInfo.from_folder(base.folder, known=base.fingerprint),
+        variant="sums",
+        step=3,
+        **options,
+    )
+    return folder / "delta"
+
+
 @pytest.fixture(scope="module")
 def made(tiny_base, tmp_path_factory):
     """The tiny base, a fine-tune whose rows moved by very different amounts, its delta, and text."""
@@ -32,13 +46,9 @@ def made(tiny_base, tmp_path_factory):
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(0.05 * noise * noise.abs())  # heavy tails: mean |D| is not the best scale
     model.save_pretrained(folder / "tuned")
-    write_artifact(
-        folder / "delta",
-        base=tiny_base.source(),
-        tuned=FolderSource(folder / "tuned"),
-        base_info=BaseInfo.from_folder(tiny_base.folder, known=tiny_base.fingerprint),
-        variant="sums",
-        step=3,
+    exported(
+        tiny_base,
+        folder,
         embedding="sign",
         provenance={"data": "sums"},
         sidecars=[tiny_base.folder / "tokenizer.json"],
@@ -93,17 +103,8 @@ def test_scales_come_nearer_to_the_fine_tune_and_nothing_else_moves(made, tiny_b
 
 
 def test_it_can_be_repeated_and_works_with_two_planes(made, tiny_base, tmp_path):
-    write_artifact(
-        tmp_path / "two",
-        base=tiny_base.source(),
-        tuned=FolderSource(made / "tuned"),
-        base_info=BaseInfo.from_folder(tiny_base.folder, known=tiny_base.fingerprint),
-        variant="sums",
-        step=3,
-        planes=2,
-        scale="matrix",
-    )
-    source = tmp_path / "two"
+    (tmp_path / "tuned").symlink_to(made / "tuned")
+    source = exported(tiny_base, tmp_path, planes=2, scale="matrix")
     for out in ("once", "twice"):
         words = ["distill", str(source), str(tmp_path / out), "--base", str(tiny_base.folder), "--steps", "2"]
         assert main([*words, "--tuned", str(made / "tuned"), "--text", str(made / "text.jsonl")]) == 0
@@ -172,14 +173,7 @@ def test_matrices_stored_another_way_are_refused(gpt2_base, tmp_path, capsys):
     model = AutoModelForCausalLM.from_pretrained(gpt2_base.folder, dtype=torch.float32)
     perturb(model, 3)
     model.save_pretrained(tmp_path / "tuned")
-    write_artifact(
-        tmp_path / "delta",
-        base=gpt2_base.source(),
-        tuned=FolderSource(tmp_path / "tuned"),
-        base_info=BaseInfo.from_folder(gpt2_base.folder, known=gpt2_base.fingerprint),
-        variant="sums",
-        step=3,
-    )
+    exported(gpt2_base, tmp_path)
     (tmp_path / "text.txt").write_text("some text " * 50)
     words = ["distill", str(tmp_path / "delta"), str(tmp_path / "out"), "--base", str(gpt2_base.folder)]
     assert main([*words, "--tuned", str(tmp_path / "tuned"), "--text", str(tmp_path / "text.txt")]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,16 +14,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from zen_train.base import quiet_transformers
-from zen_train.data.loaders import Blocks, TrainLoader
+from zen_train.data.loaders import TrainLoader, tokenised_blocks
 from zen_train.data.packing import model_inputs, separates_documents
 from zen_train.data.records import Record
 from zen_train.data.sources import Fields, read_jsonl, read_text
-from zen_train.data.token_set import tokenised
 from zen_train.delta import DeltaArtifact, FolderSource, full_check, unpack_bits
 from zen_train.delta.apply import applied_tensor
-from zen_train.delta.codec import measure
 from zen_train.delta.rescale import rescale_artifact
-from zen_train.delta.rows import square_distance
 from zen_train.distill import Batch, CodedMatrix, distill, logits_of
 from zen_train.errors import ConfigError, DeltaError
 
@@ -78,7 +76,8 @@ def distill_artifact(
     full_check(base_source, artifact.config.base.fingerprint, expected_label=artifact.config.base.label)
     _check_forms(artifact)
     batches = _batches([Path(path) for path in text], Path(base), settings)
-    teacher, student = _model(tuned), _model(tuned)
+    teacher = _model(tuned)
+    student = copy.deepcopy(teacher)
     coded = dict(_coded(artifact, student, base_source, tuned_source))
     losses = distill(
         coded.values(),
@@ -118,36 +117,32 @@ def _coded(
         if not entry.planes:
             parameter.data.copy_(applied_tensor(artifact, name, origin))
             continue
-        planes = artifact.planes(name, check_digest=True)
-        from_base = artifact.shifted_base(name, origin, check_digest=True)
-        _, left = measure(from_base, tuned.get(name), planes)
-        whole = square_distance(tuned.get(name), origin)
+        whole, left = artifact.squares(name, origin, tuned.get(name))
         found, stated = (left / whole) ** 0.5 if whole else left**0.5, entry.relative_error or 0.0
         if abs(found - stated) > _FIGURE_TOLERANCE:
             raise DeltaError(
                 f"{tuned.label} is not what {artifact.folder} was made of: the delta of {name} has the relative error "
                 f"{found:.4g} against it, and {stated:.4g} is recorded. Give the fine-tune that was exported."
             )
-        bits = [(unpack_bits(plane.sign, parameter.shape[1]), plane.alpha.view(-1, 1)) for plane in planes]
-        yield name, CodedMatrix(parameter.requires_grad_(), from_base, bits, dither=False)
+        planes = [
+            (unpack_bits(plane.sign, parameter.shape[1]), plane.alpha.view(-1, 1))
+            for plane in artifact.planes(name, check_digest=True)
+        ]
+        from_base = artifact.shifted_base(name, origin, check_digest=True)
+        yield name, CodedMatrix(parameter.requires_grad_(), from_base, planes, dither=False)
 
 
 def _batches(paths: Sequence[Path], base: Path, settings: Settings) -> list[Batch]:
     records = [record for path in paths for record in _records(path)]
     if not records:
         raise ConfigError("no text was given; name at least one file with --text")
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    blocks = Blocks(
-        tokenised(
-            records,
-            tokenizer,
-            what="text",
-            max_tokens=settings.context_tokens,
-            too_long="split",
-            cache=False,
-        ),
+    blocks = tokenised_blocks(
+        records,
+        AutoTokenizer.from_pretrained(base),
+        what="text",
         block_tokens=settings.context_tokens,
-        pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
+        too_long="split",
+        cache=False,
         seed=settings.seed,
     )
     loader: Any = TrainLoader(

@@ -161,6 +161,8 @@ def check_sense(config: RunConfig) -> None:
             f"merge={config.merge.method} works on weight matrices, and tuning.method=lora trains factors of them. "
             "Use merge=mean or merge=none with LoRA."
         )
+    if config.export.bits_per_weight is not None:
+        _check_bits(config, config.export.bits_per_weight)
     _check_one_bit_training(config)
     if config.merge.method != "none" and config.merge.every_n_steps > config.trainer.max_steps:
         warnings.warn(
@@ -175,8 +177,6 @@ def check_sense(config: RunConfig) -> None:
 def _check_one_bit_training(config: RunConfig) -> None:
     """What `export.aware` and `export.distill_steps` cannot be combined with."""
     export, strategy, method = config.export, config.trainer.strategy, config.tuning.method
-    if export.bits_per_weight is not None:
-        _check_bits(config, export.bits_per_weight)
     if not export.aware and not export.distill_steps:
         return
     asked = "export.aware=true" if export.aware else f"export.distill_steps={export.distill_steps}"

@@ -10,16 +10,47 @@ the empirical Fisher, which is another thing (Kunstner et al., arXiv 1905.12558)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from zen_train.aware import Scale, row_blocks
+from zen_train.delta.codec import encode
+from zen_train.distill import Batch, Logits
 
-Batch = Mapping[str, Tensor]
-Logits = Callable[[Batch], Tensor]
-"""A batch to the logits of its real tokens, `[N, V]`."""
+MOST_PLANES = 4
+SAMPLED_ROWS = 512
+
+
+def plane_losses(
+    tuned: Mapping[str, nn.Parameter],
+    base: Mapping[str, Tensor],
+    *,
+    logits: Logits,
+    batches: Iterable[Batch],
+    scale: Scale,
+) -> dict[str, tuple[float, ...]]:
+    """What the output loses with 0, 1, 2, ... sign planes of each matrix, in nats a token.
+
+    Arguments are those of `coding_losses`. The loss of further planes follows from the size of what they leave, since
+    it goes with its square.
+    """
+    measured = coding_losses(tuned, base, logits=logits, batches=batches, scale=scale)
+    return {
+        name: (dropped, *(coded * share for share in _left_over(base[name], tuned[name].detach(), scale)))
+        for name, (dropped, coded) in measured.items()
+    }
+
+
+def _left_over(base: Tensor, tuned: Tensor, scale: Scale) -> list[float]:
+    """Squared error with 1, 2, ... planes over that with one, on a sample of rows."""
+    every = max(1, base.shape[0] // SAMPLED_ROWS)
+    errors = [
+        encode(base[::every], tuned[::every], scale=scale, planes=planes).error_square
+        for planes in range(1, MOST_PLANES + 1)
+    ]
+    return [error / errors[0] if errors[0] else 0.0 for error in errors]
 
 
 def coding_losses(
@@ -50,12 +81,8 @@ def coding_losses(
             if parameter.grad is not None:
                 squares[name] += _projections(parameter.grad, parameter.data, base[name], scale).square()
                 parameter.grad = None
-    return {
-        name: (float(dropped), float(coded))
-        for name, (dropped, coded) in (
-            (name, 0.5 * square / max(tokens, 1)) for name, square in squares.items()
-        )
-    }
+    losses = {name: (0.5 * square / max(tokens, 1)).tolist() for name, square in squares.items()}
+    return {name: (dropped, coded) for name, (dropped, coded) in losses.items()}
 
 
 @torch.no_grad()
@@ -65,8 +92,9 @@ def _projections(gradient: Tensor, tuned: Tensor, base: Tensor, scale: Scale) ->
     signed_R, sizes_R = [], []
     for rows in row_blocks(tuned):
         delta_RK = tuned[rows].float() - base[rows].float()
-        along += (gradient[rows] * delta_RK).sum(dtype=torch.float64).cpu()
-        signed_R.append(torch.copysign(gradient[rows], delta_RK * gradient[rows]).sum(1, dtype=torch.float64))
+        part_RK = gradient[rows]
+        along += (part_RK * delta_RK).sum(dtype=torch.float64).cpu()
+        signed_R.append(torch.where(delta_RK >= 0, part_RK, -part_RK).sum(1, dtype=torch.float64))
         sizes_R.append(delta_RK.abs().mean(1, dtype=torch.float64))
     signed, sizes = torch.cat(signed_R).cpu(), torch.cat(sizes_R).cpu()
     alpha = sizes if scale == "row" else sizes.mean()

@@ -7,11 +7,11 @@ import time
 
 import lightning as L
 
-from zen_train.callbacks.probe import logits_function, refuse_other_forms, training_batches
+from zen_train.callbacks.probe import logits_function, only_moving, refuse_other_forms, training_batches
 from zen_train.config import ExportSection
 from zen_train.distill import CodedMatrix, distill
 from zen_train.evaluate import Evaluator
-from zen_train.module import CausalLM, trained_parameters
+from zen_train.module import CausalLM
 
 
 class DistillCallback(L.Callback):
@@ -35,7 +35,7 @@ class DistillCallback(L.Callback):
             self.evaluator.score("fine_tune")
         started = time.perf_counter()
         teacher = copy.deepcopy(pl_module.model).eval().requires_grad_(False)
-        source, trained = pl_module.base.source(), dict(trained_parameters(pl_module))
+        source = pl_module.base.source()
         coded = [
             CodedMatrix.of(
                 parameter,
@@ -46,11 +46,7 @@ class DistillCallback(L.Callback):
             )
             for name, parameter in pl_module.coded_parameters().items()
         ]
-        moving = {id(matrix.parameter) for matrix in coded}
-        for parameter in trained.values():
-            parameter.requires_grad_(id(parameter) in moving)
-        pl_module.model.eval()  # no dropout: student and teacher are compared
-        with trainer.precision_plugin.forward_context():
+        with only_moving(trainer, pl_module, pl_module.coded_parameters().values()):
             self.losses = distill(
                 coded,
                 student=logits_function(pl_module, pl_module.model),
@@ -58,7 +54,4 @@ class DistillCallback(L.Callback):
                 batches=training_batches(trainer, pl_module, self.config.distill_steps),
                 learning_rate=self.config.distill_learning_rate,
             )
-        for parameter in trained.values():
-            parameter.requires_grad_(True)
-        pl_module.model.train()
         self.seconds += time.perf_counter() - started

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import lightning as L
+from torch import nn
 
 from zen_train.data.packing import model_inputs
 from zen_train.delta.roles import is_transposed
 from zen_train.distill import Logits, logits_of
 from zen_train.errors import ConfigError
-from zen_train.module import Batch, CausalLM
+from zen_train.module import Batch, CausalLM, trained_parameters
 
 
 def training_batches(trainer: L.Trainer, module: CausalLM, count: int) -> list[Batch]:
@@ -23,6 +26,20 @@ def training_batches(trainer: L.Trainer, module: CausalLM, count: int) -> list[B
 def logits_function(module: CausalLM, model: Any) -> Logits:
     """Logits at the real tokens of a batch, by `model`: the module's own or a copy of it."""
     return logits_of(model, model_inputs, head_is_linear=module.head_is_linear)
+
+
+@contextmanager
+def only_moving(trainer: L.Trainer, module: CausalLM, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Gradients for these parameters alone, no dropout, and the run's precision; as before afterwards."""
+    moving, trained = set(parameters), [parameter for _, parameter in trained_parameters(module)]
+    for parameter in trained:
+        parameter.requires_grad_(parameter in moving)
+    module.model.eval()
+    with trainer.precision_plugin.forward_context():
+        yield
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    module.model.train()
 
 
 def refuse_other_forms(module: CausalLM, asked: str, instead: str) -> None:

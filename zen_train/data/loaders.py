@@ -14,9 +14,12 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from zen_train.data.packing import Block, BlockPlan, empty_block, fill_block
-from zen_train.data.token_set import TokenisedSet
+from zen_train.data.records import Record
+from zen_train.data.token_set import TokenisedSet, tokenised
+from zen_train.data.tokenise import TooLong
 from zen_train.errors import DataError
 
 
@@ -79,6 +82,28 @@ class Blocks:
         digest.update(self.examples.starts.tobytes())
         digest.update(self.examples.ids.tobytes())
         return digest.hexdigest()[:32]
+
+
+def tokenised_blocks(
+    records: Sequence[Record],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    what: str,
+    block_tokens: int,
+    too_long: TooLong,
+    cache: bool,
+    seed: int,
+) -> Blocks:
+    """The records, tokenised and packed. Padding uses the tokenizer's pad token, else its end token.
+
+    Raises:
+        DataError: a record that cannot be used; `what` names the set.
+    """
+    examples = tokenised(
+        records, tokenizer, what=what, max_tokens=block_tokens, too_long=too_long, cache=cache
+    )
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return Blocks(examples, block_tokens=block_tokens, pad_token_id=pad if pad is not None else 0, seed=seed)
 
 
 class TrainLoader:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import lightning
 from transformers import PreTrainedTokenizerBase
 
-from zen_train.data.loaders import Batch, Blocks, FixedLoader, TrainLoader, heldout_batches
+from zen_train.data.loaders import Batch, Blocks, FixedLoader, TrainLoader, heldout_batches, tokenised_blocks
 from zen_train.data.records import Corpus
-from zen_train.data.token_set import tokenised
 from zen_train.data.tokenise import Counts, TooLong
 
 
@@ -163,19 +162,12 @@ class TextDataModule(lightning.LightningDataModule):
         return self.trainer.global_rank, self.trainer.world_size
 
     def _blocks(self, corpus: Corpus, part: str) -> Blocks:
-        tokenizer = self._tokenizer
-        examples = tokenised(
+        return tokenised_blocks(
             corpus.train if part == "training" else corpus.heldout,
-            tokenizer,
+            self._tokenizer,
             what=f"{corpus.name}, {part} part",
-            max_tokens=self._context_tokens,
+            block_tokens=self._context_tokens,
             too_long=self._too_long,
             cache=self._cache,
-        )
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        return Blocks(
-            examples,
-            block_tokens=self._context_tokens,
-            pad_token_id=pad if pad is not None else 0,
             seed=self._seed,
         )

@@ -16,6 +16,7 @@ from zen_train.delta.apply import apply_delta
 from zen_train.delta.artifact import DeltaArtifact
 from zen_train.delta.distill_command import add_distill
 from zen_train.delta.evaluate_command import add_evaluate
+from zen_train.delta.options import add_folder, positive
 from zen_train.delta.shard_writer import DEFAULT_SHARD_BYTES
 from zen_train.delta.sources import FolderSource
 from zen_train.delta.verify import verify_artifact
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         help="show what an artifact holds",
         description="Show base, sizes and errors of an artifact, from its headers; `verify` reads all bytes.",
     )
-    _add_folder(inspect)
+    add_folder(inspect)
     inspect.add_argument("--tensors", action="store_true", help="list every tensor, not only the worst ones")
     _add_json(inspect)
     inspect.set_defaults(run=_inspect)
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Check structure, digests, padding bits and values. With --base, every byte of the base "
         "model against the recorded fingerprint; with --tuned as well, the recorded errors, computed anew.",
     )
-    _add_folder(verify)
+    add_folder(verify)
     verify.add_argument("--base", metavar="DIR", help="folder of the base model (safetensors)")
     verify.add_argument("--tuned", metavar="DIR", help="folder of the fine-tuned model; needs --base")
     _add_json(verify)
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Write a Hugging Face model folder, base plus delta, that transformers loads. The base "
         "is checked against the fingerprint; the folder appears only when it is complete.",
     )
-    _add_folder(apply)
+    add_folder(apply)
     apply.add_argument("base", metavar="BASE", help="folder of the base model (safetensors)")
     apply.add_argument(
         "out", metavar="OUT", help="folder to write; must not exist unless --overwrite is given"
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     apply.add_argument(
         "--max-shard-bytes",
-        type=_positive,
+        type=positive,
         default=DEFAULT_SHARD_BYTES,
         metavar="N",
         help="largest size of one weight file in bytes (default: %(default)s)",
@@ -97,19 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_folder(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("delta", metavar="DELTA", help="folder of the delta artifact")
-
-
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for programs instead of tables")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not possible; at least 1 is needed")
-    return value
 
 
 def _inspect(options: argparse.Namespace) -> None:

@@ -76,8 +76,7 @@ def applied_tensor(artifact: DeltaArtifact, name: str, base: torch.Tensor) -> to
     if entry.kind == "dense":
         return _widened(artifact.whole(name, "dense", check_digest=True))
     planes = artifact.planes(name, check_digest=True)
-    if planes:
-        base = artifact.shifted_base(name, base, check_digest=True)
+    base = artifact.shifted_base(name, base, check_digest=True)
     tensor = add_delta(base, planes, transposed=entry.transposed) if planes else _widened(base)
     if entry.base_rows is None:
         return tensor

@@ -6,18 +6,19 @@ bits; `part(..., check_digest=True)` also compares the digest. `verify_artifact`
 tensor.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from zen_train.delta.codec import Plane, add_delta, check_planes
+from zen_train.delta.codec import Plane, add_delta, check_planes, measure
 from zen_train.delta.dtypes import ARITHMETIC_DTYPES, dtype_code
 from zen_train.delta.fingerprint import tensor_digest
 from zen_train.delta.low_rank import shifted
 from zen_train.delta.manifest import CONFIG_NAME, METADATA_KEY, DeltaConfig, TensorEntry, part_name
 from zen_train.delta.manifest_reader import parse_config
 from zen_train.delta.report import TensorRow
-from zen_train.delta.rows import all_finite
+from zen_train.delta.rows import all_finite, square_distance
 from zen_train.delta.shard_reader import PICKLE_SUFFIXES, SafetensorsFile, contained_file, open_shards
 from zen_train.delta.strict_json import parse_object
 from zen_train.errors import DeltaError
@@ -132,6 +133,19 @@ class DeltaArtifact:
             return base
         u, v = (self.whole(name, suffix, check_digest=check_digest) for suffix in ("u", "v"))
         return shifted(base, u, v, transposed=entry.transposed)
+
+    def squares(
+        self, name: str, base: torch.Tensor, tuned: torch.Tensor, planes: Sequence[Plane] | None = None
+    ) -> tuple[float, float]:
+        """(||D||^2, ||D - D_hat||^2) of a packed parameter, `D = tuned - base`, element by element from the bits.
+
+        `planes`: other ones than those that are stored.
+        """
+        entry = self.entry(name)
+        from_base = self.shifted_base(name, base)
+        coded, left = measure(from_base, tuned, planes or self.planes(name), transposed=entry.transposed)
+        # What was coded is the whole delta, unless a low-rank part holds some of it.
+        return square_distance(tuned, base) if entry.rank else coded, left
 
     def delta(self, name: str) -> torch.Tensor:
         """The float32 delta of a parameter of kind sign, rows or same, in the stored shape of the base

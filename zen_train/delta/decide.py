@@ -186,10 +186,8 @@ def _low_rank_part(
     if not worth_it(tuple(tuned.shape), rank):
         return base, ()
     change = tuned.float() - base.float()
-    if not bool(change.any()) or not all_finite(
-        change
-    ):  # nothing to factorise, or an error that the code names
-        return base, ()
+    if not bool(change.any()) or not all_finite(change):
+        return base, ()  # nothing to factorise, or an error that the code names
     u, v = leading_factors(change.mT if transposed else change, rank)
     return shifted(base, u, v, transposed=transposed), (u, v)
 

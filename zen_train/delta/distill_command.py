@@ -8,6 +8,8 @@ import argparse
 import sys
 from typing import Any
 
+from zen_train.delta.options import add_folder, positive
+
 
 def add_distill(commands: Any) -> None:
     """Add the command to the subparsers of `python -m zen_train.delta`."""
@@ -17,7 +19,7 @@ def add_distill(commands: Any) -> None:
         description="Write an artifact with the same signs and better scales (BitDelta, section 3): the logits of the "
         "fine-tune on some text are the target. Minutes on a CPU for a small model; the artifact itself stays.",
     )
-    distill.add_argument("delta", metavar="DELTA", help="folder of the delta artifact")
+    add_folder(distill)
     distill.add_argument(
         "out", metavar="OUT", help="folder to write; must not exist unless --overwrite is given"
     )
@@ -32,7 +34,7 @@ def add_distill(commands: Any) -> None:
         nargs="+",
         help="text like that of the fine-tune: JSON lines (.jsonl: messages, prompt and completion, or text) or plain",
     )
-    distill.add_argument("--steps", type=_count, default=24, metavar="N", help="default: %(default)s")
+    distill.add_argument("--steps", type=positive, default=24, metavar="N", help="default: %(default)s")
     distill.add_argument(
         "--learning-rate",
         type=float,
@@ -62,10 +64,3 @@ def _distill(options: argparse.Namespace) -> None:
         f"{report.folder}: scales of {report.matrices} matrices fitted in {report.seconds:.0f} s; "
         f"squared difference of the logits {first:.4g} before, {last:.4g} in the last step"
     )
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not possible; at least 1 is needed")
-    return value

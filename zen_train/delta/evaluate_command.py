@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from zen_train.delta.options import add_folder
 from zen_train.errors import OutputError
 
 
@@ -24,7 +25,7 @@ def add_evaluate(commands: Any) -> None:
         description="Put base and delta together in memory and score the model with lm-eval, which is an optional "
         "dependency: pip install 'zen-train[eval]'.",
     )
-    evaluate.add_argument("delta", metavar="DELTA", help="folder of the delta artifact")
+    add_folder(evaluate)
     evaluate.add_argument(
         "--base", required=True, metavar="DIR", help="folder of the base model (safetensors)"
     )

@@ -10,11 +10,10 @@ import torch
 
 from zen_train.delta.artifact import DeltaArtifact
 from zen_train.delta.card import CARD_NAME, default_card
-from zen_train.delta.codec import Plane, check_planes, measure
+from zen_train.delta.codec import Plane, check_planes
 from zen_train.delta.manifest import CONFIG_NAME, METADATA_KEY, DeltaConfig, part_name, rounded
 from zen_train.delta.plan import header_room_bytes
 from zen_train.delta.publish import new_folder
-from zen_train.delta.rows import square_distance
 from zen_train.delta.shard_writer import DEFAULT_SHARD_BYTES, ShardWriter
 from zen_train.delta.sources import TensorSource
 from zen_train.delta.strict_json import compact, readable
@@ -58,9 +57,7 @@ def rescale_artifact(
             for name, changed in planes.items():
                 original = base.get(artifact.base_name(name)).cpu()
                 wanted = tuned.get(name).cpu()[: original.shape[0]]
-                from_base = artifact.shifted_base(name, original)
-                _, left = measure(from_base, wanted, changed, transposed=entries[name].transposed)
-                whole = square_distance(wanted, original)
+                whole, left = artifact.squares(name, original, wanted, changed)
                 error = rounded((left / whole) ** 0.5) if whole else 0.0
                 entries[name] = replace(entries[name], relative_error=error)
             config = replace(draft, tensors=entries)

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from zen_train.delta.artifact import DeltaArtifact
-from zen_train.delta.codec import measure
 from zen_train.delta.dtypes import ARITHMETIC_DTYPES
 from zen_train.delta.fingerprint import full_check
 from zen_train.delta.model_files import read_sidecar
@@ -133,12 +132,8 @@ def _recompute(
     if entry.kind == "tied":  # its values are those of its target, which has an entry of its own
         return 0.0, 0.0
     shared = wanted[: original.shape[0]] if original.shape != wanted.shape else wanted
-    planes = artifact.planes(name)
-    if planes:
-        from_base = artifact.shifted_base(name, original)
-        delta_square, error_square = measure(from_base, shared, planes, transposed=entry.transposed)
-        if entry.rank:
-            delta_square = square_distance(shared, original)
+    if entry.planes:
+        delta_square, error_square = artifact.squares(name, original, shared)
     else:
         delta_square = square_distance(shared, original)
         whole = entry.kind == "dense"

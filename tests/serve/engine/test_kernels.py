@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
+from tests.interpreted import interpreted
 from tests.serve.engine.models import assert_equals_dense, job, load, prompt, run
 from zen_train.errors import ConfigError
 
 
 def test_mixed_batches_say_the_same_by_triton_as_by_the_cpu_kernels(tmp_path):
     pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.serve.engine.triton_engine", str(tmp_path)],
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = json.loads(done.stdout.splitlines()[-1])
+    said = interpreted("tests.serve.engine.triton_engine", str(tmp_path), timeout_s=300)
     for batch, kernels in (("one plane", "triton_embedding"), ("two planes", "triton_add_")):
         ours, theirs = said["auto"][batch], said["triton"][batch]
         assert ours["kernels"] == []

@@ -73,6 +73,24 @@ def test_a_run_exports_within_its_budget_and_the_artifact_is_sound(tiny_base, tm
     assert all(parameter.requires_grad for parameter in run.module.model.parameters())
 
 
+@pytest.mark.parametrize(
+    "section", [ExportSection(), ExportSection(along_weight=1.0)], ids=["default", "least"]
+)
+def test_a_run_exports_scales_pushed_as_far_as_it_is_told(tiny_base, tmp_path, section):
+    callback = exporting(tiny_base, tmp_path)
+    callback.config = section
+    run = small_run(tiny_base, tmp_path, extra_callbacks=(callback,)).fit()
+    artifact, source, tuned = DeltaArtifact.open(tmp_path / "delta"), tiny_base.source(), run.weights()
+    packed = [name for name, entry in artifact.config.tensors.items() if entry.kind == "sign"]
+    assert packed
+    for name in packed:
+        by_weight = {
+            weight: encode(source.get(name), tuned[name], along_weight=weight).alpha for weight in (1.0, 8.0)
+        }
+        assert not torch.equal(by_weight[1.0], by_weight[8.0])
+        assert torch.equal(artifact.part(name, "alpha"), by_weight[section.along_weight]), name
+
+
 def test_a_run_exports_a_low_rank_part_when_it_is_asked_for(tiny_base, tmp_path):
     callback = exporting(tiny_base, tmp_path)
     callback.config = ExportSection(low_rank=2)

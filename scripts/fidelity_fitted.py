@@ -56,6 +56,7 @@ def losses(judge: Judge, tuned: Mapping[str, Tensor]) -> dict[str, tuple[float, 
             logits=logits_of(judge.module.model, model_inputs),
             batches=text(judge, DEFAULTS.sensitivity_batches),
             scale="row",
+            along_weight=DEFAULTS.along_weight,
         )
 
 

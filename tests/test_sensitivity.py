@@ -26,17 +26,19 @@ def softmax_model(words: int = 12, width: int = 16):
     return base, tuned, logits
 
 
+@pytest.mark.parametrize("along_weight", [1.0, 8.0])
 @pytest.mark.parametrize("scale", ["row", "matrix"])
-def test_it_is_the_divergence_that_coding_one_matrix_causes(scale):
+def test_it_is_the_divergence_that_coding_one_matrix_causes(scale, along_weight):
     base, tuned, logits = softmax_model()
     batches = [{"x": torch.randn(64, 16)} for _ in range(1500)]
-    found = coding_losses(tuned, base, logits=logits, batches=batches, scale=scale)
+    code = {"scale": scale, "along_weight": along_weight}
+    found = coding_losses(tuned, base, logits=logits, batches=batches, **code)
     everything = {"x": torch.cat([batch["x"] for batch in batches])}
     with torch.no_grad():
         before = logits(everything).double().log_softmax(-1)
         for name, parameter in tuned.items():
             kept = parameter.data.clone()
-            one_bit = add_delta(base[name], encode(base[name], kept, scale=scale).planes)
+            one_bit = add_delta(base[name], encode(base[name], kept, **code).planes)
             for measured, weight in zip(found[name], (base[name], one_bit), strict=True):
                 parameter.data.copy_(weight)
                 after = logits(everything).double().log_softmax(-1)

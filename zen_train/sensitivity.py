@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from zen_train.aware import Scale, row_blocks
+from zen_train.aware import Scale, row_blocks, row_scale
 from zen_train.delta.codec import encode
 from zen_train.distill import Batch, Logits
 
@@ -30,24 +30,32 @@ def plane_losses(
     logits: Logits,
     batches: Iterable[Batch],
     scale: Scale,
+    along_weight: float = 1.0,
 ) -> dict[str, tuple[float, ...]]:
     """What the output loses with 0, 1, 2, ... sign planes of each matrix, in nats a token.
 
     Arguments are those of `coding_losses`. The loss of further planes follows from the size of what they leave, since
     it goes with its square.
     """
-    measured = coding_losses(tuned, base, logits=logits, batches=batches, scale=scale)
+    measured = coding_losses(
+        tuned, base, logits=logits, batches=batches, scale=scale, along_weight=along_weight
+    )
     return {
-        name: (dropped, *(coded * share for share in _left_over(base[name], tuned[name].detach(), scale)))
+        name: (
+            dropped,
+            *(coded * share for share in _left_over(base[name], tuned[name].detach(), scale, along_weight)),
+        )
         for name, (dropped, coded) in measured.items()
     }
 
 
-def _left_over(base: Tensor, tuned: Tensor, scale: Scale) -> list[float]:
+def _left_over(base: Tensor, tuned: Tensor, scale: Scale, along_weight: float) -> list[float]:
     """Squared error with 1, 2, ... planes over that with one, on a sample of rows."""
     every = max(1, base.shape[0] // SAMPLED_ROWS)
     errors = [
-        encode(base[::every], tuned[::every], scale=scale, planes=planes).error_square
+        encode(
+            base[::every], tuned[::every], scale=scale, planes=planes, along_weight=along_weight
+        ).error_square
         for planes in range(1, MOST_PLANES + 1)
     ]
     return [error / errors[0] if errors[0] else 0.0 for error in errors]
@@ -60,6 +68,7 @@ def coding_losses(
     logits: Logits,
     batches: Iterable[Batch],
     scale: Scale,
+    along_weight: float = 1.0,
     seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
     """(KL with the delta dropped, KL with one sign plane) of each matrix `[out, in]`, in nats a token.
@@ -67,6 +76,7 @@ def coding_losses(
     Args:
         tuned: the trained matrices, part of the model behind `logits`; their gradients are used and left empty.
         base: theirs before training, same shapes.
+        along_weight: of the code, as it will be exported (see `delta/along.py`).
         batches: one draw of labels each; the relative standard error of a figure is sqrt(2 / batches) at worst.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -79,23 +89,31 @@ def coding_losses(
         tokens += log_p_NV.shape[0]
         for name, parameter in tuned.items():
             if parameter.grad is not None:
-                squares[name] += _projections(parameter.grad, parameter.data, base[name], scale).square()
+                projected = _projections(parameter.grad, parameter.data, base[name], scale, along_weight)
+                squares[name] += projected.square()
                 parameter.grad = None
     losses = {name: (0.5 * square / max(tokens, 1)).tolist() for name, square in squares.items()}
     return {name: (dropped, coded) for name, (dropped, coded) in losses.items()}
 
 
 @torch.no_grad()
-def _projections(gradient: Tensor, tuned: Tensor, base: Tensor, scale: Scale) -> Tensor:
+def _projections(gradient: Tensor, tuned: Tensor, base: Tensor, scale: Scale, along_weight: float) -> Tensor:
     """(<g, D>, <g, D - alpha sign D>), float64, for `D = tuned - base`."""
     along = torch.zeros((), dtype=torch.float64)
-    signed_R, sizes_R = [], []
+    signed_R1, size_R1, square_R1 = torch.empty(3, tuned.shape[0], 1, dtype=torch.float64).unbind()
     for rows in row_blocks(tuned):
         delta_RK = tuned[rows].float() - base[rows].float()
         part_RK = gradient[rows]
         along += (part_RK * delta_RK).sum(dtype=torch.float64).cpu()
-        signed_R.append(torch.where(delta_RK >= 0, part_RK, -part_RK).sum(1, dtype=torch.float64))
-        sizes_R.append(delta_RK.abs().mean(1, dtype=torch.float64))
-    signed, sizes = torch.cat(signed_R).cpu(), torch.cat(sizes_R).cpu()
-    alpha = sizes if scale == "row" else sizes.mean()
-    return torch.stack([along, along - (alpha * signed).sum()])
+        signed_RK = torch.where(delta_RK >= 0, part_RK, -part_RK)
+        for sums_R1, values_RK in (
+            (signed_R1, signed_RK),
+            (size_R1, delta_RK.abs()),
+            (square_R1, delta_RK.square()),
+        ):
+            sums_R1[rows] = values_RK.sum(1, keepdim=True, dtype=torch.float64).cpu()
+    count = tuned.shape[1]
+    if scale == "matrix":
+        size_R1, square_R1, count = size_R1.sum().view(1, 1), square_R1.sum().view(1, 1), tuned.numel()
+    alpha = row_scale(size_R1, square_R1, count, along_weight)
+    return torch.stack([along, along - (alpha * signed_R1).sum()])

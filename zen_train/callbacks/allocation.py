@@ -25,6 +25,7 @@ def planes_by_sensitivity(
             logits=logits_function(module, module.model),
             batches=training_batches(trainer, module, config.sensitivity_batches),
             scale=config.scale,
+            along_weight=config.along_weight,
         )
     numel = {name: matrix.numel() for name, matrix in matrices.items()}
     return allocate(losses, numel, bits=config.bits_per_weight)

@@ -7,31 +7,18 @@ JSON lines in scripts/results/. Of figures measured more than once, the last lin
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import readme_fidelity
+from readme_tables import ROOT, lines_of, table
 
 from zen_train.data.table import variant_configs
-
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "scripts" / "results"
-
-
-def lines_of(bench: str) -> dict[str, dict[str, Any]]:
-    """The last JSON line of each case of a bench."""
-    path = RESULTS / f"{bench}.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    return {row["case"]: row for row in rows}
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table: first column left, the others right."""
-    ruler = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, ruler, *rows])
 
 
 def quick() -> str:
@@ -87,49 +74,6 @@ def figures(bench: str, *, left_out: str = "$^") -> str:
     return table(["figure", "measured", "bound", "holds", "against"], rows)
 
 
-KEPT_OF_ALL = ["matrix", "row", "pushed", "two_bits", "distilled", "aware", "aware_1.3"]
-KEPT_OF_SOME = [
-    "pushed",
-    "spread_1",
-    "spread_1.25",
-    "low_rank_and_signs",
-    "two_bits",
-    "low_rank",
-    "delta_come",
-    "ternary",
-]
-
-
-def kept(methods: list[str], *, only: str | None = None) -> str:
-    """What each method keeps of a full fine-tune's gain, with its interval; for variants measured with `only`."""
-    found = lines_of("fidelity")
-    names = sorted({case.split("/")[0] for case in found if only is None or case.endswith(f"/{only} kept")})
-
-    def share(name: str, method: str) -> str:
-        row = found.get(f"{name}/{method} kept")
-        if row is None:
-            return "–"
-        low, high = row["spread"]
-        return f"{row['value']:.1f} ({low:.1f} to {high:.1f})"
-
-    def loss(name: str) -> str:
-        full = [row["value"] for case, row in found.items() if re.match(rf"{name}/full \S+ loss", case)]
-        return f"{found[f'{name}/base loss']['value']:.3f} → {min(full):.3f}"
-
-    def mean(method: str) -> str:
-        values = [found[case]["value"] for name in names if (case := f"{name}/{method} kept") in found]
-        return f"**{sum(values) / len(values):.1f}**" if values else "–"
-
-    def bits(method: str) -> str:
-        values = [found[case]["value"] for name in names if (case := f"{name}/{method} bits") in found]
-        return f"{sum(values) / len(values):.2f}" if values else "–"
-
-    rows = [[name, loss(name), *(share(name, method) for method in methods)] for name in names]
-    rows.append([f"mean of {len(names)}", "", *map(mean, methods)])
-    rows.append(["bits a weight", "", *map(bits, methods)])
-    return table(["variant", "loss: base → full", *methods], rows)
-
-
 def tasks() -> str:
     """Problems solved by base and delta, with 95 % intervals."""
     found = lines_of("tasks")
@@ -157,8 +101,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "train": partial(figures, "train"),
     "serve": partial(figures, "serve", left_out=r": (zen4-\w+|smollm2), P"),
     "soak": partial(figures, "soak"),
-    "fidelity": partial(kept, KEPT_OF_ALL),
-    "fidelity_codes": partial(kept, KEPT_OF_SOME, only="delta_come"),
+    "fidelity": readme_fidelity.kept_of_all,
+    "fidelity_divergence": readme_fidelity.divergence_of_all,
+    "fidelity_codes": readme_fidelity.codes,
     "rounding": partial(figures, "rounding"),
     "tasks": tasks,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from statistics import fmean, geometric_mean
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -45,7 +46,7 @@ def kept_of_all() -> str:
 
     rows = [[name, loss(name), *(share(name, method) for method in OF_ALL)] for name in names]
     mean = [_mean(values(method, "kept", names), "**{:.1f}**") for method in OF_ALL]
-    lowest = [f"{min(found):.1f}" if (found := values(method, "kept", names)) else "–" for method in OF_ALL]
+    lowest = [f"{min(shares):.1f}" if (shares := values(method, "kept", names)) else "–" for method in OF_ALL]
     counted = [str(len(values(method, "kept", names))) for method in OF_ALL]
     bits = [_mean(values(method, "bits", names), "{:.2f}") for method in OF_ALL]
     rows += [["mean", "", *mean], ["lowest", "", *lowest], ["variants", "", *counted]]
@@ -123,7 +124,7 @@ def _mean(found: list[float], form: str) -> str:
     return form.format(fmean(found)) if found else "–"
 
 
-def _measured() -> tuple[dict[str, dict[str, float]], list[str]]:
+def _measured() -> tuple[dict[str, dict[str, Any]], list[str]]:
     found = lines_of("fidelity")
     return found, sorted({case.split("/")[0] for case in found})
 

@@ -9,6 +9,7 @@ import torch
 
 from zen_train.delta import roles
 from zen_train.delta.codec import SCALES, EncodedTensor, Scale, encode
+from zen_train.delta.decision import Decision, decide_directions
 from zen_train.delta.dtypes import ARITHMETIC_DTYPES, dtype_code
 from zen_train.delta.low_rank import leading_factors, shifted, worth_it
 from zen_train.delta.manifest import TensorEntry, part_name
@@ -17,6 +18,8 @@ from zen_train.delta.rows import all_finite, square_distance
 from zen_train.errors import DeltaError
 
 EmbeddingRule = Literal["auto", "sign", "dense"]
+Code = Literal["signs", "directions"]
+CODES: tuple[Code, ...] = ("signs", "directions")
 EMBEDDING_RULES: tuple[EmbeddingRule, ...] = ("auto", "sign", "dense")
 SMALL_DENSE_NUMEL = 1 << 16
 """Up to this size a dense tensor keeps float32: a norm costs nothing."""
@@ -34,6 +37,8 @@ class ExportOptions:
     planes: int | Mapping[str, int] = 1  # by parameter: what is not named has 1; 0 drops its delta
     low_rank: int = 0  # singular directions kept in bf16 before the signs
     along_weight: float = 1.0  # see `along`; bounds are on the error of least squares, whatever it is
+    code: Code = "signs"
+    direction_bits: float = 1.0  # code directions: a weight, of each matrix
     embedding: EmbeddingRule = "auto"  # embedding and head: by the bound, always packed, never packed
     embedding_max_relative_error: float = 0.75
     matrix_max_relative_error: float | None = None
@@ -53,6 +58,7 @@ class ExportOptions:
             raise DeltaError(f"planes of {wrong[0]} is {self.planes[wrong[0]]}; 0 or more is needed")
         if self.low_rank < 0:
             raise DeltaError(f"low_rank={self.low_rank} is not possible; 0 (none) or more is needed")
+        _check_code(self)
         if isinstance(self.transposed, str):
             raise DeltaError("transposed must be a collection of parameter names, found one text")
 
@@ -71,15 +77,17 @@ class ExportOptions:
         return self.matrix_max_relative_error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """An entry still without digests, the tensors it stores by suffix, and what was lost (squared norms)."""
-
-    entry: TensorEntry
-    parts: Mapping[str, torch.Tensor]
-    delta_square: float = 0.0
-    error_square: float = 0.0
-    noisy_zeros: float = 0.0
+def _check_code(options: ExportOptions) -> None:
+    if options.code not in CODES:
+        raise DeltaError(f"code={options.code!r} is unknown; allowed: {', '.join(CODES)}")
+    if not 0.0 < options.direction_bits < float("inf"):
+        raise DeltaError(f"direction_bits={options.direction_bits} is not possible; more than 0 is needed")
+    if options.code == "directions":
+        for setting, needed in {"planes": 1, "low_rank": 0, "scale": "row"}.items():
+            if (found := getattr(options, setting)) != needed:
+                raise DeltaError(
+                    f"code=directions needs {setting}={needed}, found {found!r}; or use code=signs"
+                )
 
 
 def plain_entry(pair: Pair) -> TensorEntry:
@@ -107,6 +115,17 @@ def decide(
     factors: tuple[torch.Tensor, ...] = ()
     if shared.dim() >= 2 and planes:
         transposed = options.is_transposed(pair.name, model_type)
+        if options.code == "directions" and not pair.grown:
+            found = decide_directions(
+                entry,
+                base,
+                tuned,
+                bits=options.direction_bits,
+                transposed=transposed,
+                bound=options.max_relative_error(pair.name),
+            )
+            if found is not None:
+                return found
         from_base, factors = _low_rank_part(base, shared, options.low_rank, transposed)
         coded = encode(
             from_base,

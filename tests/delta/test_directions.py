@@ -1,0 +1,338 @@
+"""Coded singular directions: within their budget, unbiased, laid out as described, and never half read."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.delta.models import export, make_pair
+from tests.delta.test_vocabulary import grow
+from zen_train.delta import DeltaArtifact, FolderSource, iter_applied, verify_artifact
+from zen_train.delta.direction_bits import direction_losses, spread_bits
+from zen_train.delta.directions import encode_directions, quantised
+from zen_train.delta.directions_parts import Directions, check_directions, directions_product, pack_directions
+from zen_train.delta.rescale import rescale_artifact
+from zen_train.errors import DeltaError
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+
+def decaying(rows, columns, *, power=1.0, seed=0, stack=()):
+    """A matrix with the singular values 1/i^power."""
+    generator = torch.Generator().manual_seed(seed)
+    rank = min(rows, columns)
+    u = torch.linalg.qr(torch.randn(*stack, rows, rank, generator=generator)).Q
+    v = torch.linalg.qr(torch.randn(*stack, columns, rank, generator=generator)).Q
+    return u * torch.arange(1, rank + 1) ** -power @ v.mT
+
+
+def coded(delta, bits=1.0, *, transposed=False):
+    found = encode_directions(torch.zeros_like(delta), delta, bits=bits, transposed=transposed)
+    assert found is not None
+    return found
+
+
+def alignment(made, delta):
+    return float((made.double() * delta).sum() / delta.double().square().sum())
+
+
+def bits_used(found, rows, columns):
+    return sum(found.counts) * (rows + columns) + 32 * found.counts[0]
+
+
+@pytest.mark.parametrize("shape", [(60, 90), (90, 60), (33, 47)], ids=str)
+@pytest.mark.parametrize("bits", [0.4, 1.0, 3.0])
+def test_the_budget_is_kept_and_nearly_used(shape, bits):
+    found = coded(decaying(*shape), bits)
+    budget, used = bits * shape[0] * shape[1], bits_used(found, *shape)
+    assert budget - 2 * (sum(shape) + 32) < used <= budget
+    assert found.parts.scales.shape == (found.counts[0],)
+    assert list(found.counts) == sorted(found.counts, reverse=True)
+
+
+def test_bits_are_spread_as_no_exchange_of_one_step_can_better():
+    """Among the spreads of this budget that end on whole steps, found by trying them all."""
+    square, rows, columns, losses = [9.0, 3.0, 1.0, 0.2], 10, 22, direction_losses()
+    found = spread_bits(square, rows=rows, columns=columns, bits=8 * 32 / (rows * columns))
+
+    def loss(bits):
+        return sum(s * losses[b] for s, b in zip(square, bits, strict=True))
+
+    every = torch.cartesian_prod(*[torch.arange(7)] * 4).tolist()
+    used = sum(found) * 32 + 32 * sum(b > 0 for b in found)
+    assert used <= 8 * 32
+    within = [bits for bits in every if sum(bits) * 32 + 32 * sum(b > 0 for b in bits) <= used]
+    assert loss(found) == min(map(loss, within))
+
+
+def test_levels_are_odd_multiples_and_survive_packing():
+    """Plane p is worth 2^-p: what is packed comes back value by value."""
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.tensor([4, 3, 3, 1, 1])
+    left, right = (quantised(torch.randn(5, length, generator=generator), bits) for length in (13, 21))
+    for row, count in zip(right, bits.tolist(), strict=True):
+        odd = row * 2 ** (count - 1)
+        assert bool((odd % 2 == 1).all())
+        assert bool((odd.abs() < 2**count).all())
+    scales = torch.tensor([3.0, 2.0, 0.0, 1.0, 0.5])
+    parts = pack_directions(left, right, scales, [5, 3, 3, 1])
+    assert [tuple(part.shape) for part in parts.right] == [(5, 3), (3, 3), (3, 3), (1, 3)]
+    assert [tuple(part.shape) for part in parts.left] == [(13, 1)] * 4
+    expected = (left.double().T * scales) @ right.double()
+    torch.testing.assert_close(directions_product(parts, 21).double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("bits", "left"), list(enumerate((0.3634, 0.1188, 0.03744, 0.01154, 0.00349, 0.00104), 1))
+)
+def test_a_gaussian_vector_is_quantised_as_well_as_max_1960_says(bits, left):
+    """Over 400,000 values, of which few are in the tails that 6 bits leave."""
+    vector = torch.randn(1, 400_000, generator=torch.Generator().manual_seed(0))
+    value = quantised(vector, torch.tensor([bits])).double()
+    lost = 1 - float((value * vector).sum() ** 2 / (value.square().sum() * vector.double().square().sum()))
+    assert lost == pytest.approx(left, rel=0.02)
+
+
+def test_every_direction_keeps_all_of_itself():
+    """c <u sigma v, l r> = sigma^2, by an SVD of the test's own; the singular values are distinct, so it is theirs."""
+    delta = decaying(64, 96)
+    found = coded(delta)
+    u, sigma, v = torch.linalg.svd(delta.double(), full_matrices=False)
+    count = found.counts[0]
+    for index in range(count):
+        only = Directions(found.parts.right, found.parts.left, torch.zeros_like(found.parts.scales))
+        only.scales[index] = found.parts.scales[index]
+        kept = u[:, index] @ directions_product(only, 96).double() @ v[index]
+        assert float(kept / sigma[index]) == pytest.approx(1.0, abs=1e-4)  # singular vectors held in float32
+
+
+def test_it_is_unbiased_where_delta_come_and_least_squares_shrink():
+    """<D_hat, D> / ||D||^2: kept directions in full, plus what the vectors' noise catches of all others.
+
+    The noise of direction i is nearly orthogonal to its own and has at most e/(1-e), e = 0.595, of its square; it
+    falls on (N-1)(K-1) other directions at random, of which D fills a line: three standard deviations.
+    """
+    from fidelity_codes import delta_come
+
+    rows, columns = 192, 256
+    delta = decaying(rows, columns)
+    found = coded(delta)
+    made = directions_product(found.parts, columns)
+    sigma_square = torch.arange(1, rows + 1, dtype=torch.float64) ** -2
+    kept = float(sigma_square[: found.counts[0]].sum() / sigma_square.sum())
+    noise = (0.595 / 0.405 / ((rows - 1) * (columns - 1))) ** 0.5
+    ours = alignment(made, delta)
+    assert kept - 3 * noise < ours < 1 + 3 * noise
+    assert bits_used(found, rows, columns) <= delta.numel()
+    least = alignment(made * (1 - found.least_square / found.delta_square) / ours, delta)
+    assert ours > least
+    assert ours > alignment(delta_come(delta)[0], delta)
+
+
+def test_stated_squares_are_those_of_what_is_stored():
+    delta = decaying(40, 70)
+    found = coded(delta)
+    made = directions_product(found.parts, 70).double()
+    assert found.error_square == pytest.approx(float((delta - made).square().sum()), rel=1e-5)
+    assert found.delta_square == pytest.approx(float(delta.double().square().sum()), rel=1e-9)
+    best = float((made * delta).sum() / made.square().sum())
+    assert found.least_square == pytest.approx(float((delta - best * made).square().sum()), rel=1e-4)
+    assert found.zeros == 0.0
+
+
+def test_a_stack_shares_its_spread_and_an_expert_that_did_not_move_stays():
+    delta = decaying(40, 50, stack=(3,))
+    delta[1] = 0
+    found = coded(delta)
+    assert found.parts.right[0].shape == (3, found.counts[0], 7)
+    made = directions_product(found.parts, 50)
+    assert float(made[1].abs().max()) == 0.0
+    assert min(alignment(made[e], delta[e]) for e in (0, 2)) > 0.9
+    assert found.zeros == pytest.approx(1 / 3)
+
+
+def test_transposed_is_the_transpose_and_the_same_delta_gives_the_same_bytes():
+    delta = decaying(40, 50)
+    state = torch.get_rng_state()
+    first, second = coded(delta), coded(delta.T.contiguous(), transposed=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first.counts == second.counts
+    for a, b in zip(
+        (*first.parts.right, *first.parts.left), (*second.parts.right, *second.parts.left), strict=True
+    ):
+        assert torch.equal(a, b)
+    assert torch.equal(first.parts.scales, second.parts.scales)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0])
+def test_what_cannot_be_decomposed_is_left_to_the_signs(bad):
+    delta = torch.full((20, 30), bad)
+    assert encode_directions(torch.zeros(20, 30), delta, bits=1.0, transposed=False) is None
+
+
+ARCHITECTURES = ["llama-tied", "gpt2", "mixtral"]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_artifact_is_base_plus_product_of_its_directions(tmp_path, architecture):
+    pair = make_pair(tmp_path, architecture)
+    base, tuned = FolderSource(pair.base), FolderSource(pair.tuned)
+    export(pair, tmp_path / "delta", embedding="sign", code="directions", direction_bits=2.0)
+    report = verify_artifact(tmp_path / "delta", base=base, tuned=tuned)
+    artifact = DeltaArtifact.open(tmp_path / "delta")
+    assert artifact.config.format_version == "1.2"
+    assert "coded singular directions" in (tmp_path / "delta" / "README.md").read_text()
+    found, lost, total = 0, 0.0, 0.0
+    for name, weight in iter_applied(artifact, base):
+        entry, wanted = artifact.entry(name), tuned.get(name).float()
+        origin = base.get(artifact.base_name(name)).float()
+        if artifact.config.tensors[name].kind != "tied":
+            total += float((wanted - origin).double().square().sum())
+            lost += float((wanted - weight).double().square().sum())
+        if entry.kind != "directions":
+            assert len(entry.shape) < 2
+            continue
+        found += 1
+        torch.testing.assert_close(weight, origin + artifact.delta(name), rtol=0, atol=0)
+        error = (wanted - weight).norm() / (wanted - origin).norm()
+        assert entry.relative_error == pytest.approx(float(error), rel=1e-3)
+        rows, columns = entry.shape[-2:]
+        assert sum(entry.directions) * (rows + columns) + 32 * entry.directions[0] <= 2 * rows * columns
+    assert found > 5
+    assert report.relative_error == pytest.approx((lost / total) ** 0.5, rel=1e-3)
+
+
+def test_an_export_twice_is_the_same_artifact(tmp_path):
+    pair = make_pair(tmp_path)
+    hashes = {export(pair, tmp_path / name, code="directions").content_hash for name in ("a", "b")}
+    assert len(hashes) == 1
+
+
+def test_a_matrix_too_small_for_one_direction_and_a_grown_one_keep_signs(tmp_path):
+    """44 by 32: 0.1 bits a weight are 140, and a direction of one bit takes 76 + 32; 32 by 16: 51 of 80."""
+    pair = make_pair(tmp_path)
+    grow(pair)
+    export(pair, tmp_path / "delta", embedding="sign", code="directions", direction_bits=0.1)
+    tensors = DeltaArtifact.open(tmp_path / "delta").config.tensors
+    assert tensors["model.layers.0.mlp.up_proj.weight"].directions == (1,)
+    assert tensors["model.layers.0.self_attn.k_proj.weight"].kind == "sign"
+    assert tensors["model.embed_tokens.weight"].kind == "rows"
+    assert tensors["model.embed_tokens.weight"].planes == 1
+    verify_artifact(tmp_path / "delta", base=FolderSource(pair.base), tuned=FolderSource(pair.tuned))
+
+
+def test_a_matrix_beyond_its_bound_goes_the_way_of_signs(tmp_path):
+    """Noise has no directions: one bit loses more than signs do, and 0.7 is between both."""
+    pair = make_pair(tmp_path)
+    export(pair, tmp_path / "delta", code="directions", matrix_max_relative_error=0.7)
+    tensors = DeltaArtifact.open(tmp_path / "delta").config.tensors
+    assert {entry.kind for entry in tensors.values() if len(entry.shape) > 1 and entry.kind != "tied"} == {
+        "sign"
+    }
+    export(pair, tmp_path / "dense", code="directions", matrix_max_relative_error=0.1, embedding="dense")
+    tensors = DeltaArtifact.open(tmp_path / "dense").config.tensors
+    assert {entry.kind for entry in tensors.values() if entry.kind != "tied"} == {"dense"}
+
+
+@pytest.mark.parametrize("part", ["right", "left.1", "scales"])
+def test_a_damaged_part_is_found(tmp_path, part):
+    pair = make_pair(tmp_path)
+    export(pair, tmp_path / "delta", embedding="sign", code="directions", direction_bits=3.0)
+    artifact = DeltaArtifact.open(tmp_path / "delta")
+    name = "model.layers.0.mlp.up_proj.weight"
+    pattern = artifact.part(name, part).view(torch.uint8).numpy().tobytes()
+    del artifact
+    shutil.copytree(tmp_path / "delta", tmp_path / "damaged")
+    path = tmp_path / "damaged" / "delta.safetensors"
+    raw = path.read_bytes()
+    start = raw.index(pattern)
+    path.write_bytes(raw[:start] + bytes([raw[start] ^ 1]) + raw[start + 1 :])
+    for read in (
+        lambda: dict(iter_applied(DeltaArtifact.open(tmp_path / "damaged"), FolderSource(pair.base))),
+        lambda: verify_artifact(tmp_path / "damaged"),
+    ):
+        with pytest.raises(DeltaError, match=rf"\.{part} has digest"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda parts: parts.right[1][0, -1].bitwise_or_(128),
+            "right of plane 1: padding bits past column 21",
+        ),
+        (lambda parts: parts.left[0][2, -1].bitwise_or_(128), "left of plane 0: padding bits past column 3"),
+        (lambda parts: parts.scales[1].neg_(), "negative"),
+        (lambda parts: parts.scales[1].fill_(float("nan")), "NaN"),
+        (lambda parts: parts.scales[1].fill_(float("inf")), "infinity"),
+    ],
+    ids=["right", "left", "negative", "nan", "infinity"],
+)
+def test_values_that_no_writer_makes_are_refused(change, message):
+    left, right = (quantised(decaying(3, length), torch.tensor([2, 2, 1])) for length in (13, 21))
+    parts = pack_directions(left, right, torch.ones(3), [3, 2])
+    check_directions(parts, 21)
+    change(parts)
+    with pytest.raises(DeltaError, match=message):
+        check_directions(parts, 21)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"directions": [0]},
+        {"directions": []},
+        {"directions": [2, 3]},
+        {"directions": [True]},
+        {"directions": "1"},
+        {"directions": None},
+        {"directions": [2000]},
+        {"kind": "sign"},
+        {"kind": "same"},
+        {"planes": 1, "scale": "row"},
+        {"rank": 2},
+        {"base_rows": 3},
+    ],
+    ids=str,
+)
+def test_another_description_than_the_parts_is_refused(tmp_path, change):
+    export(make_pair(tmp_path), tmp_path / "delta", embedding="sign", code="directions")
+    path = tmp_path / "delta" / "delta_config.json"
+    document = json.loads(path.read_text())
+    name = next(name for name, entry in document["tensors"].items() if entry["kind"] == "directions")
+    document["tensors"][name] |= change
+    path.write_text(json.dumps(document))
+    with pytest.raises(DeltaError, match=f"{name}|content_hash"):
+        DeltaArtifact.open(tmp_path / "delta")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"code": "waves"}, "code='waves' is unknown; allowed: signs, directions"),
+        ({"direction_bits": 0.0}, r"direction_bits=0\.0"),
+        ({"code": "directions", "planes": 2}, "planes=1, found 2"),
+        ({"code": "directions", "low_rank": 1}, "low_rank=0, found 1"),
+        ({"code": "directions", "scale": "matrix"}, "scale=row, found 'matrix'"),
+    ],
+    ids=lambda part: str(part) if isinstance(part, dict) else None,
+)
+def test_options_that_mean_nothing_are_refused(tmp_path, options, message):
+    with pytest.raises(DeltaError, match=message):
+        export(make_pair(tmp_path), tmp_path / "delta", **options)
+    assert not (tmp_path / "delta").exists()
+
+
+def test_other_scales_for_directions_are_refused(tmp_path):
+    pair = make_pair(tmp_path)
+    export(pair, tmp_path / "delta", embedding="sign", code="directions")
+    artifact, name = DeltaArtifact.open(tmp_path / "delta"), "model.layers.0.mlp.up_proj.weight"
+    base, tuned = FolderSource(pair.base), FolderSource(pair.tuned)
+    with pytest.raises(DeltaError, match=r"coded directions.*code=signs"):
+        rescale_artifact(
+            artifact, tmp_path / "other", {name: [torch.ones(44)]}, base=base, tuned=tuned, provenance={}
+        )

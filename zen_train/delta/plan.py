@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from zen_train.delta.decide import ExportOptions, plain_entry
+from zen_train.delta.decide import plain_entry
 from zen_train.delta.direction_bits import MOST_BITS, most_directions
+from zen_train.delta.export_options import ExportOptions
 from zen_train.delta.low_rank import worth_it
 from zen_train.delta.manifest import METADATA_KEY, DeltaConfig, TensorEntry
 from zen_train.delta.pairing import Pair
@@ -81,4 +82,5 @@ def _most_directions(pair: Pair, options: ExportOptions) -> int:
     """How many coded directions a matrix may get; 0: it gets none."""
     if options.code != "directions" or pair.grown:
         return 0
-    return most_directions(*pair.tuned.shape[-2:], options.direction_bits)
+    rows, columns = pair.tuned.shape[-2:]  # or the other way round, which is the same here
+    return most_directions(rows, columns, options.direction_bits)

@@ -21,7 +21,9 @@ import zen_train
 from zen_train.delta import roles
 from zen_train.delta.card import CARD_NAME, default_card
 from zen_train.delta.codec import Scale
-from zen_train.delta.decide import Code, Decision, EmbeddingRule, ExportOptions, decide, plain_entry
+from zen_train.delta.decide import decide, plain_entry
+from zen_train.delta.decision import Decision
+from zen_train.delta.export_options import Code, EmbeddingRule, ExportOptions
 from zen_train.delta.fingerprint import quick_check, tensor_digest
 from zen_train.delta.manifest import (
     CONFIG_NAME,

@@ -96,6 +96,8 @@ KEPT_OF_SOME = [
     "two_bits",
     "low_rank",
     "delta_come",
+    "directions",
+    "directions_0.5",
     "ternary",
 ]
 

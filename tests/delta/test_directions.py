@@ -14,6 +14,9 @@ from zen_train.delta import DeltaArtifact, FolderSource, iter_applied, verify_ar
 from zen_train.delta.direction_bits import direction_losses, spread_bits
 from zen_train.delta.directions import encode_directions, quantised
 from zen_train.delta.directions_parts import Directions, check_directions, directions_product, pack_directions
+from zen_train.delta.export_options import ExportOptions
+from zen_train.delta.pairing import pair_tensors
+from zen_train.delta.plan import largest_entries, upper_bytes
 from zen_train.delta.rescale import rescale_artifact
 from zen_train.errors import DeltaError
 
@@ -336,3 +339,30 @@ def test_other_scales_for_directions_are_refused(tmp_path):
         rescale_artifact(
             artifact, tmp_path / "other", {name: [torch.ones(44)]}, base=base, tuned=tuned, provenance={}
         )
+
+
+@pytest.mark.parametrize("architecture", ["llama-tied", "gpt2", "mixtral"])
+@pytest.mark.parametrize("bits", [0.1, 1.0, 7.0])
+def test_room_and_disk_that_are_asked_for_in_advance_suffice(tmp_path, architecture, bits):
+    pair = make_pair(tmp_path, architecture)
+    base, tuned = FolderSource(pair.base), FolderSource(pair.tuned)
+    report = export(pair, tmp_path / "delta", embedding="sign", code="directions", direction_bits=bits)
+    artifact = DeltaArtifact.open(tmp_path / "delta")
+    options = ExportOptions(code="directions", direction_bits=bits, embedding="sign")
+    pairs, tied = pair_tensors(base, tuned)
+    assert sum(report.bytes_by_kind.values()) <= upper_bytes(pairs, options)
+    largest = largest_entries(pairs, tied, options, base.config["model_type"])
+    for name, entry in artifact.config.tensors.items():
+        assert len(json.dumps(entry.to_json())) <= len(json.dumps(largest[name].to_json()))
+
+
+def test_the_bench_counts_what_is_stored():
+    from fidelity_codes import CODES
+
+    delta = decaying(64, 96)
+    for name, bits in {"directions": 1.0, "directions_0.5": 0.5}.items():
+        made, stored = CODES[name](delta)
+        found = coded(delta, bits)
+        assert torch.equal(made, directions_product(found.parts, 96))
+        padding = 8 * len(found.counts) * (64 + found.counts[0])
+        assert bits_used(found, 64, 96) <= stored <= bits_used(found, 64, 96) + padding

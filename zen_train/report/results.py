@@ -148,6 +148,12 @@ class ArtifactSize(_Plain):
     by_kind: tuple[KindSize, ...] = ()
 
     @property
+    def held_as(self) -> str:
+        """How the matrices are coded, in words."""
+        kinds = {kind.kind for kind in self.by_kind}
+        return "coded singular directions" if "directions" in kinds else "signs and scales"
+
+    @property
     def ratio(self) -> float | None:
         """How many times smaller the delta is than the bf16 model; None for an empty delta."""
         return self.bf16_model_bytes / self.stored_bytes if self.stored_bytes > 0 else None

@@ -12,7 +12,7 @@ from tests.delta.models import export, make_pair
 from tests.delta.test_vocabulary import grow
 from zen_train.delta import DeltaArtifact, FolderSource, iter_applied, verify_artifact
 from zen_train.delta.direction_bits import direction_losses, spread_bits
-from zen_train.delta.directions import encode_directions, quantised
+from zen_train.delta.directions import encode_directions, fitted, quantised, unbiased_scales
 from zen_train.delta.directions_parts import Directions, check_directions, directions_product, pack_directions
 from zen_train.delta.export_options import ExportOptions
 from zen_train.delta.pairing import pair_tensors
@@ -366,3 +366,37 @@ def test_the_bench_counts_what_is_stored():
         assert torch.equal(made, directions_product(found.parts, 96))
         padding = 8 * len(found.counts) * (64 + found.counts[0])
         assert bits_used(found, 64, 96) <= stored <= bits_used(found, 64, 96) + padding
+
+
+def test_vectors_are_fitted_to_each_other_once():
+    """Each half of the round leaves less: both as they are, right fitted to left, then left fitted to right."""
+    delta = decaying(96, 128)
+    bits = torch.tensor([4] * 2 + [3] * 4 + [2] * 6 + [1] * 10)
+    u, _, v = torch.linalg.svd(delta, full_matrices=False)
+    plain_left, plain_right = quantised(u.T[:22].contiguous(), bits), quantised(v[:22], bits)
+    left, right = fitted(u.T[:22].contiguous(), delta, bits)
+
+    def left_over(left, right):
+        """With the scales of least squares."""
+        terms = torch.einsum("rn,rk->nkr", left, right).reshape(-1, 22)
+        scales = torch.linalg.lstsq(terms, delta.reshape(-1, 1)).solution
+        return float((terms @ scales - delta.reshape(-1, 1)).square().sum())
+
+    assert left_over(left, right) < 0.98 * left_over(plain_left, right)
+    assert left_over(plain_left, right) < 0.98 * left_over(plain_left, plain_right)
+
+
+@pytest.mark.parametrize("rows", [70, 500])
+def test_a_matrix_whose_vectors_are_spikes_is_not_blown_up(rows):
+    """One bit holds a spike with a cosine near 0, and vectors catch each other: no more than all of D is kept."""
+    delta = torch.randn(rows, 64, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 65) ** -0.5
+    found = coded(delta, 2.0)
+    assert alignment(directions_product(found.parts, 64), delta) == pytest.approx(1.0, abs=1e-4)
+    assert found.error_square < 2 * found.delta_square
+
+
+def test_a_direction_that_its_vectors_do_not_hold_gets_nothing():
+    square, own = torch.full((4,), 4.0, dtype=torch.float64), torch.full((4,), 9.0, dtype=torch.float64)
+    share = 6 * torch.tensor([0.9, 0.021**0.5, 0.019**0.5, -0.5], dtype=torch.float64)
+    expected = torch.tensor([4 / 5.4, 4 / float(share[1]), 0.0, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(unbiased_scales(square, share, own), expected)

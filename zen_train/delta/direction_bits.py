@@ -22,14 +22,14 @@ BEST_STEP = (1.5958, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041)
 _LEFT = (1.0, 0.3634, 0.1188, 0.03744, 0.01154, 0.00349, 0.00104)
 """f_b for 0, 1, 2, ... bits."""
 MOST_BITS = len(BEST_STEP)
-_ALONG_WEIGHT = 4.0
+ALONG_WEIGHT = 4.0
 """How many times a share of a direction that is missing counts against noise of the same square; measured."""
 
 
 def direction_losses() -> list[float]:
     """What a direction of square 1 costs with 0, 1, 2, ... bits."""
     lost = 1.0 - (1.0 - torch.tensor(_LEFT, dtype=torch.float64)).square()
-    losses: list[float] = (lost * along_factor(lost, _ALONG_WEIGHT)).tolist()
+    losses: list[float] = (lost * along_factor(lost, ALONG_WEIGHT)).tolist()
     return losses
 
 

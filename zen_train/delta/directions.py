@@ -9,7 +9,8 @@ other once: least squares of one side against the quantised other side, quantise
     c_i <u_i sigma_i v_i, l_i r_i> = sigma_i^2
 
 Least squares would keep 1 - e_i of every direction, and that share is missing in every layer, where the noise that
-replaces it averages out (see `along`).
+replaces it averages out (see `along`). Where directions lie so close that their vectors catch each other's share, all
+scales of the matrix are made smaller until `<D_hat, D>` is no more than `||D||^2`.
 
 Cost: the eigenvectors of the Gram matrix of the smaller side n in float64, n^3, some float64 copies of one matrix, and
 three products with r directions. A stack keeps the factors of all of its matrices.
@@ -28,6 +29,9 @@ from zen_train.delta.rows import all_finite, square_distance
 
 _STEP_MULTIPLES = (1.0, 0.7, 0.8, 0.9, 1.12, 1.25)
 """Of the best step of a Gaussian: what is tried for a vector that is none."""
+_LEAST_COSINE_SQUARE = 0.02
+"""Of a direction and its vectors; below it, keeping all of it costs noise of 49 times its square. A vector that is a
+spike is held like that in one bit; of real fine-tunes 0.08 was the least."""
 _RIDGE = 1e-6  # of the mean diagonal
 _TINY = 1e-30
 
@@ -112,13 +116,38 @@ def _coded(
     square_R: torch.Tensor,
     bits_R: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Left and right vectors on their levels, and the scales that make each direction unbiased."""
+    """Left and right vectors on their levels, and the scale of each direction."""
+    left, right = fitted(left_RN, delta_NK, bits_R)
+    scales_R = unbiased_scales(
+        square_R,
+        share_R=_products(left_RN, left) * _products(right_RK, right),
+        own_R=_products(left, left) * _products(right, right),
+    )
+    along = (scales_R * _products(left @ delta_NK, right)).sum()
+    whole = delta_NK.to(torch.float64).square().sum()
+    scales_R *= (whole / along).clamp_max(1.0) if along > 0 else 1.0  # not more than all of D
+    return left, right, scales_R.to(torch.float32)
+
+
+def fitted(
+    left_RN: torch.Tensor, delta_NK: torch.Tensor, bits_R: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Left and right vectors on their levels: right fitted to the quantised left, then left to the quantised right."""
     left = quantised(left_RN, bits_R)
     right = quantised(_least_squares(left, delta_NK), bits_R)
-    left = quantised(_least_squares(right, delta_NK.mT), bits_R)
-    share_R = _products(left_RN, left) * _products(right_RK, right)
-    scales_R = torch.where(share_R > 0, square_R / share_R.clamp_min(_TINY), 0.0)
-    return left, right, scales_R.to(torch.float32)
+    return quantised(_least_squares(right, delta_NK.mT), bits_R), right
+
+
+def unbiased_scales(square_R: torch.Tensor, share_R: torch.Tensor, own_R: torch.Tensor) -> torch.Tensor:
+    """Scales that keep all of each direction, and 0 where the vectors point elsewhere or nearly so.
+
+    Args:
+        square_R: sigma^2.
+        share_R: `<u sigma v, l r>`.
+        own_R: `||l r||^2`.
+    """
+    held_R = (share_R > 0) & (share_R.square() > _LEAST_COSINE_SQUARE * square_R * own_R)
+    return torch.where(held_R, square_R / share_R.clamp_min(_TINY), 0.0)
 
 
 def quantised(vectors_RL: torch.Tensor, bits_R: torch.Tensor) -> torch.Tensor:

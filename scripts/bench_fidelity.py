@@ -43,7 +43,15 @@ AWARE: dict[str, float] = {"aware": 1.0, "aware_1.3": 1.3}
 SPREAD = {"spread_1": 1.0, "spread_1.25": 1.25}
 """Bits a weight."""
 METHODS = ["matrix", "row", "pushed", "two_bits", "distilled", *AWARE]
-MORE_METHODS = [*SPREAD, "low_rank_and_signs", "low_rank", "delta_come", "ternary"]
+MORE_METHODS = [
+    *SPREAD,
+    "low_rank_and_signs",
+    "low_rank",
+    "delta_come",
+    "directions",
+    "directions_0.5",
+    "ternary",
+]
 MORE_VARIANTS = ("math", "coder", "translate", "agent")
 BOUNDS = {"aware": 97.5, "aware_1.3": 99.0, "two_bits": 97.0, "distilled": 96.0}
 

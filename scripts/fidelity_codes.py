@@ -19,6 +19,8 @@ from torch import Tensor
 
 from zen_train.config import ExportSection
 from zen_train.delta.codec import Scale, decode, encode
+from zen_train.delta.directions import encode_directions
+from zen_train.delta.directions_parts import directions_product
 
 Code = Callable[[Tensor], tuple[Tensor, float]]
 ALONG_WEIGHT = ExportSection().along_weight
@@ -53,6 +55,14 @@ def delta_come(delta_NK: Tensor, *, bits: float = 1.0) -> tuple[Tensor, float]:
     width_R = torch.tensor(widths)
     left_RN = _rounded(left_NR.T, width_R)
     return left_RN.T @ _rounded(right_RK, width_R), budget
+
+
+def directions(delta_NK: Tensor, *, bits: float = 1.0) -> tuple[Tensor, float]:
+    """Ours: coded singular directions, counted as they are stored; signs where so few bits pay for none."""
+    coded = encode_directions(torch.zeros_like(delta_NK), delta_NK, bits=bits, transposed=False)
+    if coded is None:
+        return planes(delta_NK, scale="row", count=1, along_weight=ALONG_WEIGHT)
+    return directions_product(coded.parts, delta_NK.shape[1]), 8.0 * coded.parts.size_bytes
 
 
 def ternary(delta_NK: Tensor) -> tuple[Tensor, float]:
@@ -111,5 +121,7 @@ CODES: dict[str, Code] = {
     "low_rank_and_signs": low_rank_and_signs,
     "low_rank": low_rank,
     "delta_come": delta_come,
+    "directions": directions,
+    "directions_0.5": partial(directions, bits=0.5),
     "ternary": ternary,
 }

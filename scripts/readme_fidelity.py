@@ -21,9 +21,11 @@ CODES = [
     "two_bits",
     "low_rank",
     "delta_come",
+    "directions",
+    "directions_0.5",
     "ternary",
 ]
-OURS = {"pushed", "spread_1", "spread_1.25", "low_rank_and_signs", "two_bits"}
+OURS = {*CODES[1:6], "directions", "directions_0.5"}
 ONLY_OF_SOME = "delta_come"
 """Variants that have this method are those that all codes were measured on."""
 

@@ -169,6 +169,17 @@ def test_a_damaged_artifact_is_refused(made, tiny_base, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_coded_directions_are_refused_with_the_remedy(made, tiny_base, tmp_path, capsys):
+    (tmp_path / "tuned").symlink_to(made / "tuned")
+    source = exported(tiny_base, tmp_path, code="directions")
+    words = ["distill", str(source), str(tmp_path / "out"), "--base", str(tiny_base.folder)]
+    assert main([*words, "--tuned", str(made / "tuned"), "--text", str(made / "text.jsonl")]) == 2
+    message = capsys.readouterr().err
+    assert "coded directions" in message
+    assert "export.code=signs" in message
+    assert not (tmp_path / "out").exists()
+
+
 def test_matrices_stored_another_way_are_refused(gpt2_base, tmp_path, capsys):
     model = AutoModelForCausalLM.from_pretrained(gpt2_base.folder, dtype=torch.float32)
     perturb(model, 3)

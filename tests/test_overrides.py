@@ -104,6 +104,7 @@ def test_there_are_fourteen_variants():
         ("optim.learning_rate=-1", r"optim\.learning_rate=-1"),
         ("merge.accept=maybe", "'always' or 'if_not_worse'"),
         ("base=hf", "needs base.path"),
+        ("export.code=waves", "'signs' or 'directions'"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(override, message):
@@ -145,6 +146,11 @@ def _flatten(section: dict, prefix: str = ""):
             "found full and ddp",
             "trainer.strategy=auto",
         ),
+        (("export.code=directions", "export.planes=2"), "export.planes=2", "export.planes=1"),
+        (("export.code=directions", "export.low_rank=2"), "export.low_rank=2", "export.low_rank=0"),
+        (("export.code=directions", "export.aware=true"), "export.aware=true", "export.aware=false"),
+        (("export.code=directions", "export.distill_steps=5"), "distill_steps=5", "export.distill_steps=0"),
+        (("export.code=directions", "export.scale=matrix"), "export.scale=matrix", "export.code=signs"),
         (("export.aware=true", "export.distill_steps=5"), "export.distill_steps=5", "one of them"),
         (("export.aware=true", "trainer.strategy=fsdp2"), "trainer.strategy=fsdp2", "auto or ddp"),
         (("export.distill_steps=5", "trainer.strategy=ddp"), "trainer.strategy=ddp", "trainer.strategy=auto"),
@@ -164,5 +170,7 @@ def test_one_bit_training_alone_is_accepted():
         ("export.aware=true",),
         ("export.aware=true", "trainer.strategy=ddp"),
         ("export.distill_steps=5",),
+        ("export.code=directions",),
+        ("export.code=directions", "export.bits_per_weight=2.5", "trainer.strategy=ddp"),
     ):
         check_sense(RunConfig.model_validate(composed("+variant=coder", *words)))

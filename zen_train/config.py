@@ -128,6 +128,10 @@ class MergeSection(Section):
 class ExportSection(Section):
     """How the one-bit delta is written."""
 
+    code: Literal["signs", "directions"] = Field(
+        "signs",
+        description="signs: one bit a weight; directions: singular directions in few bits, the server refuses them",
+    )
     scale: Literal["row", "matrix"] = Field(
         "row", description="one alpha per output row, or per matrix (paper)"
     )
@@ -142,7 +146,7 @@ class ExportSection(Section):
     )
     bits_per_weight: Annotated[float, Field(gt=0, le=8)] | None = Field(
         None,
-        description="instead of planes: so many bits a weight on average, spread over the matrices by what they gain",
+        description="signs: so many on average, spread over the matrices by gain; directions: of each matrix, null: 1",
     )
     sensitivity_batches: Positive = Field(
         16, description="backward passes that measure how much the output depends on each matrix"

@@ -101,6 +101,11 @@ def distill_artifact(
 
 def _check_forms(artifact: DeltaArtifact) -> None:
     for name, entry in artifact.config.tensors.items():
+        if entry.directions:
+            raise DeltaError(
+                f"{artifact.folder}: {name} is held as coded directions, and scales are fitted for signs alone. "
+                "Export the variant with export.code=signs, or keep the scales that are there."
+            )
         if entry.planes and (entry.transposed or len(entry.shape) != 2 or entry.base_rows is not None):
             raise DeltaError(
                 f"{artifact.folder}: {name} {list(entry.shape)} is stored transposed, as a stack, or with added rows; "

@@ -17,7 +17,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 
 from zen_train.base import prepare_base
-from zen_train.config import RunConfig
+from zen_train.config import ExportSection, RunConfig
 from zen_train.data.load import data_module
 from zen_train.delta import BaseInfo
 from zen_train.delta.card import replace_card
@@ -161,7 +161,9 @@ def check_sense(config: RunConfig) -> None:
             f"merge={config.merge.method} works on weight matrices, and tuning.method=lora trains factors of them. "
             "Use merge=mean or merge=none with LoRA."
         )
-    if config.export.bits_per_weight is not None:
+    if config.export.code == "directions":
+        _check_directions(config.export)
+    elif config.export.bits_per_weight is not None:
         _check_bits(config, config.export.bits_per_weight)
     _check_one_bit_training(config)
     if config.merge.method != "none" and config.merge.every_n_steps > config.trainer.max_steps:
@@ -197,6 +199,18 @@ def _check_one_bit_training(config: RunConfig) -> None:
             f"{asked} with trainer.strategy={strategy} is not supported. Use trainer.strategy="
             f"{'auto or ddp' if export.aware else 'auto'}."
         )
+
+
+def _check_directions(export: ExportSection) -> None:
+    """What `export.code=directions` cannot be combined with: settings of signs."""
+    needed = {"planes": 1, "low_rank": 0, "scale": "row", "aware": False, "distill_steps": 0}
+    for setting, value in needed.items():
+        if (found := getattr(export, setting)) != value:
+            told, allowed = (str(word).lower() for word in (found, value))
+            raise ConfigError(
+                f"export.code=directions holds no signs, which export.{setting}={told} is about. Use "
+                f"export.{setting}={allowed}, or export.code=signs."
+            )
 
 
 def _check_bits(config: RunConfig, bits: float) -> None:

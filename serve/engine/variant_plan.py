@@ -167,6 +167,9 @@ def _check_matrix(artifact: DeltaArtifact, name: str, entry: TensorEntry, place:
             grown,
             "Train without new tokens, or serve it with: python -m zen_train.delta apply.",
         )
+    if entry.directions:
+        remedy = "Export it with code=signs, or serve what python -m zen_train.delta apply writes."
+        _refuse(artifact, name, f"is held as {entry.directions[0]} coded singular directions", remedy)
     if entry.rank:
         remedy = "Export it with low_rank=0, or serve what python -m zen_train.delta apply writes."
         _refuse(artifact, name, f"has a low-rank part of rank {entry.rank} beside its signs", remedy)

@@ -252,7 +252,7 @@ def put_entry(**fields):
         (lambda d: d["tensors"].update(extra=d["tensors"][LAYER]), "no tensor 'extra'; a left-over tensor"),
         (
             put_entry(kind="lowrank"),
-            "kind 'lowrank' is unknown; this reader knows sign, dense, same, rows, tied",
+            "kind 'lowrank' is unknown; this reader knows sign, directions, dense, same, rows, tied",
         ),
         (put_entry(parts={}), "kind sign needs"),
         (lambda d: d["tensors"][LAYER]["parts"].update(u="0" * 64), "a part that this reader does not know"),

@@ -20,10 +20,12 @@ from zen_train.delta import (
     DeltaArtifact,
     FolderSource,
     StateDictSource,
+    TensorEntry,
     fingerprint,
     iter_applied,
     write_artifact,
 )
+from zen_train.delta.directions_parts import directions_product, pack_directions
 
 GOLDEN_DATA = bytes.fromhex(
     "6d00ce01"  # up.weight.sign: rows 109 0 and 206 1
@@ -110,7 +112,7 @@ class SecondReader:
             return self.tensors[f"{name}.dense"]
         values = base[entry.get("base_tensor", name)].copy()
         matrices = np.swapaxes(values, -1, -2) if entry.get("transposed") else values
-        delta = np.zeros_like(matrices)
+        delta = self._directions(name) if "directions" in entry else np.zeros_like(matrices)
         for plane in range(entry.get("planes", 0)):
             suffix = f".{plane}" if plane else ""
             delta = delta + self._plane(
@@ -118,6 +120,29 @@ class SecondReader:
             )
         values = values + (np.swapaxes(delta, -1, -2) if entry.get("transposed") else delta)
         return np.concatenate([values, self.tensors[f"{name}.rows"]]) if entry["kind"] == "rows" else values
+
+    def _directions(self, name):
+        entry, (left, right) = self.config["tensors"][name], (0.0, 0.0)
+        columns, counts = entry["shape"][-2 if entry.get("transposed") else -1], entry["directions"]
+        for plane, count in enumerate(counts):
+            suffix = f".{plane}" if plane else ""
+            left_signs = self._signs(self.tensors[f"{name}.left{suffix}"], count)
+            right_signs = self._signs(self.tensors[f"{name}.right{suffix}"], columns)
+            left = left + 2.0**-plane * self._padded(left_signs, counts[0], axis=-1)
+            right = right + 2.0**-plane * self._padded(right_signs, counts[0], axis=-2)
+        return ((left * self.tensors[f"{name}.scales"][..., None, :]) @ right).astype("<f4")
+
+    @staticmethod
+    def _signs(packed, columns):
+        column = np.arange(columns)
+        return (packed[..., column // 8] >> (column % 8) & 1) * 2.0 - 1.0
+
+    @staticmethod
+    def _padded(values, size, axis):
+        """Directions that have no such plane get nothing from it."""
+        width = [(0, 0)] * values.ndim
+        width[axis] = (0, size - values.shape[axis])
+        return np.pad(values, width)
 
     @staticmethod
     def _plane(sign, alpha, matrices):
@@ -162,10 +187,53 @@ def test_a_reader_written_from_the_specification_agrees(tmp_path, architecture, 
         np.testing.assert_array_equal(tensor.numpy(), second.parameter(name, values), err_msg=name)
 
 
-def test_fingerprint_and_content_hash_follow_from_the_configuration(tmp_path):
+@pytest.mark.parametrize("architecture", ["llama-tied", "gpt2", "mixtral"])
+def test_a_reader_written_from_the_specification_agrees_on_directions(tmp_path, architecture):
+    """Sums of at most 32 products in another order and precision: a few roundings of float32 apart."""
+    pair = make_pair(tmp_path, architecture)
+    export(pair, tmp_path / "delta", embedding="sign", code="directions", direction_bits=2.0)
+    base = FolderSource(pair.base)
+    values = {name: base.get(name).float().numpy() for name in base.names()}
+    second = SecondReader(tmp_path / "delta")
+    for name, tensor in iter_applied(DeltaArtifact.open(tmp_path / "delta"), base):
+        np.testing.assert_allclose(
+            tensor.numpy(), second.parameter(name, values), rtol=2**-21, atol=2**-21, err_msg=name
+        )
+
+
+def test_golden_directions_are_packed_and_read_as_written_out_by_hand():
+    """Two directions of 3 rows and 9 columns, the first of 2 bits: the example of FORMAT.md."""
+    left = torch.tensor([[1.5, 0.5, 1.5], [-1, 1, -1]])
+    right = torch.tensor([[1.5, 0.5, 1.5, 0.5, 1.5, 0.5, 1.5, -1.5, 1.5], [1] * 9])
+    parts = pack_directions(left, right, torch.tensor([0.5, 0.25]), [2, 1])
+    stored = {
+        "right": "7f01 ff01",
+        "left": "01 03 01",
+        "right.1": "5501",
+        "left.1": "01 00 01",
+        "scales": "0000003f 0000803e",
+    }
+    made = (parts.right[0], parts.left[0], parts.right[1], parts.left[1], parts.scales)
+    for part, hexadecimal in zip(made, stored.values(), strict=True):
+        assert part.numpy().tobytes() == bytes.fromhex(hexadecimal)
+    outer, middle = [0.875, 0.125] * 3 + [0.875, -1.375, 0.875], [0.625, 0.375] * 3 + [0.625, -0.125, 0.625]
+    values = np.array([outer, middle, outer], dtype="<f4")
+    second = SecondReader.__new__(SecondReader)
+    second.config = {"tensors": {"up": {"shape": [3, 9], "directions": [2, 1]}}}
+    second.tensors = {f"up.{name}": part.numpy() for name, part in zip(stored, made, strict=True)}
+    np.testing.assert_array_equal(second._directions("up"), values)
+    np.testing.assert_array_equal(directions_product(parts, 9).numpy(), values)
+    entry = TensorEntry(kind="directions", shape=(3, 9), dtype="F32", directions=(2, 1))
+    assert {name: shape for name, (_, shape) in entry.expected_parts().items()} == {
+        name: tuple(part.shape) for name, part in zip(stored, made, strict=True)
+    }
+
+
+@pytest.mark.parametrize("options", [{"scale": "matrix"}, {"code": "directions"}, {"low_rank": 2}], ids=str)
+def test_fingerprint_and_content_hash_follow_from_the_configuration(tmp_path, options):
     pair = make_pair(tmp_path)
     grow(pair)
-    export(pair, tmp_path / "delta", scale="matrix")
+    export(pair, tmp_path / "delta", **options)
     config = json.loads((tmp_path / "delta" / "delta_config.json").read_text())
     lines = [
         f"{name} {dtype} [{','.join(map(str, shape))}] {digest}\n"
@@ -181,6 +249,8 @@ def test_fingerprint_and_content_hash_follow_from_the_configuration(tmp_path):
         "parts",
         "scale",
         "planes",
+        "rank",
+        "directions",
         "transposed",
         "base_tensor",
         "base_rows",
@@ -198,5 +268,6 @@ def test_fingerprint_and_content_hash_follow_from_the_configuration(tmp_path):
 
 def test_specification_travels_with_the_package_and_names_its_version():
     text = (Path(zen_train.delta.__file__).parent / "FORMAT.md").read_text()
-    assert "version 1.1" in text
+    assert "version 1.2" in text
     assert "`sign = 6d 00 ce 01`" in text
+    assert "`right = 7f 01 ff 01`, `left = 01 03 01`, `right.1 = 55 01`, `left.1 = 01 00 01`" in text

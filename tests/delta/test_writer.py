@@ -80,6 +80,7 @@ def test_every_kind_of_parameter_has_its_form(tmp_path):
     assert report.coverage == 1.0
     assert report.bytes_by_kind == {
         "sign": 104 * (2 + 4),
+        "directions": 0,
         "dense": 24 * 4 + 20 + 4,
         "same": 0,
         "rows": 0,

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from zen_train.errors import OutputError
-from zen_train.report import ArtifactSize, Losses, RunResults, TensorRow, read_metrics, write_metrics
+from zen_train.report import (
+    ArtifactSize,
+    KindSize,
+    Losses,
+    RunResults,
+    TensorRow,
+    model_card,
+    read_metrics,
+    write_metrics,
+)
 
 
 def test_share_kept_is_the_kept_part_of_the_gain():
@@ -56,6 +65,18 @@ def test_bits_per_compressed_weight_counts_signs_and_scales_only(results):
     stored_bytes = sum(row.stored_bytes for row in results.tensors if row.kind == "sign")
     assert results.size.bits_per_compressed_weight == pytest.approx(8 * stored_bytes / weights)
     assert 1.0 < results.size.bits_per_compressed_weight < 1.2
+
+
+def test_coded_directions_count_as_compressed_weights_and_are_named(results):
+    kinds = (
+        KindSize(kind="sign", tensors=1, weights=100, stored_bytes=13),
+        KindSize(kind="directions", tensors=1, weights=300, stored_bytes=37),
+        KindSize(kind="dense", tensors=1, weights=10, stored_bytes=40),
+    )
+    size = replace(results.size, by_kind=kinds)
+    assert size.bits_per_compressed_weight == 1.0
+    assert "coded singular directions" in model_card(replace(results, size=size))
+    assert "signs and scales" in model_card(results)
 
 
 def test_many_zeros_among_the_one_bit_weights_are_warned_about(results):

@@ -42,6 +42,11 @@ def allocate(loss: Mapping[str, Sequence[float]], numel: Mapping[str, int], *, b
 
 def _steps(name: str, losses: Sequence[float], numel: int) -> list[tuple[float, str, int, int]]:
     """(loss per bit, negative; name; planes before; planes after) along the lower hull, best first."""
+    return [(_slope(losses, a, b) / numel, name, a, b) for a, b in pairwise(lower_hull(losses))]
+
+
+def lower_hull(losses: Sequence[float]) -> list[int]:
+    """The numbers of bits from 0 on that lie on the lower convex hull of their losses."""
     hull = [0]
     for point in range(1, len(losses)):
         if losses[point] >= losses[hull[-1]]:
@@ -49,7 +54,7 @@ def _steps(name: str, losses: Sequence[float], numel: int) -> list[tuple[float, 
         while len(hull) > 1 and _slope(losses, hull[-2], hull[-1]) >= _slope(losses, hull[-1], point):
             hull.pop()
         hull.append(point)
-    return [(_slope(losses, a, b) / numel, name, a, b) for a, b in pairwise(hull)]
+    return hull
 
 
 def _slope(losses: Sequence[float], a: int, b: int) -> float:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from zen_train.delta.codec import Plane, add_delta, check_planes, measure
+from zen_train.delta.codec import Plane, add_delta, check_planes, matrix_shape, measure
+from zen_train.delta.directions_parts import Directions, check_directions, directions_product
 from zen_train.delta.dtypes import ARITHMETIC_DTYPES, dtype_code
 from zen_train.delta.fingerprint import tensor_digest
 from zen_train.delta.low_rank import shifted
@@ -126,9 +127,32 @@ class DeltaArtifact:
                 raise DeltaError(f"{self.folder}: {name}: {error}") from error
         return planes
 
-    def shifted_base(self, name: str, base: torch.Tensor, *, check_digest: bool = False) -> torch.Tensor:
-        """What the signs of a parameter are added to: `base`, or `base + u v` in float32."""
+    def directions(self, name: str, *, check_digest: bool = False) -> torch.Tensor:
+        """What coded directions add, float32 in the stored shape, with values and padding checked."""
         entry = self.entry(name)
+
+        def part(what: str, plane: int = 0) -> torch.Tensor:
+            return self.part(name, part_name(what, plane), check_digest=check_digest)
+
+        planes = range(len(entry.directions))
+        parts = Directions(
+            tuple(part("right", plane) for plane in planes),
+            tuple(part("left", plane) for plane in planes),
+            part("scales"),
+        )
+        columns = matrix_shape(entry.shape, entry.transposed)[-1]
+        try:
+            check_directions(parts, columns)
+        except DeltaError as error:
+            raise DeltaError(f"{self.folder}: {name}: {error}") from error
+        product = directions_product(parts, columns)
+        return product.mT.contiguous() if entry.transposed else product
+
+    def shifted_base(self, name: str, base: torch.Tensor, *, check_digest: bool = False) -> torch.Tensor:
+        """What the signs of a parameter are added to: `base`, or in float32 base plus a product of factors."""
+        entry = self.entry(name)
+        if entry.directions:
+            return self.directions(name, check_digest=check_digest) + base.to(torch.float32)
         if not entry.rank:
             return base
         u, v = (self.whole(name, suffix, check_digest=check_digest) for suffix in ("u", "v"))
@@ -142,13 +166,16 @@ class DeltaArtifact:
         `planes`: other ones than those that are stored.
         """
         entry = self.entry(name)
+        if entry.directions:
+            delta = tuned.to(torch.float32) - base.to(torch.float32)
+            return square_distance(tuned, base), square_distance(delta, self.directions(name))
         from_base = self.shifted_base(name, base)
         coded, left = measure(from_base, tuned, planes or self.planes(name), transposed=entry.transposed)
         # What was coded is the whole delta, unless a low-rank part holds some of it.
         return square_distance(tuned, base) if entry.rank else coded, left
 
     def delta(self, name: str) -> torch.Tensor:
-        """The float32 delta of a parameter of kind sign, rows or same, in the stored shape of the base
+        """The float32 delta of a parameter of kind sign, directions, rows or same, in the stored shape of the base
         tensor.
 
         A dense parameter replaces the base tensor, so it has no delta of its own: see `iter_applied`.
@@ -162,7 +189,7 @@ class DeltaArtifact:
         shape = entry.packed_shape()
         nothing = torch.zeros(shape)
         if not planes:
-            return nothing
+            return self.shifted_base(name, nothing)
         return add_delta(self.shifted_base(name, nothing), planes, transposed=entry.transposed)
 
     def whole(self, name: str, suffix: str, *, check_digest: bool = False) -> torch.Tensor:

@@ -13,9 +13,11 @@ def default_card(config: DeltaConfig) -> str:
     """A card without measurements."""
     base = config.base
     revision = f" at {base.revision}" if base.revision else ""
+    directions = any(entry.directions for entry in config.tensors.values())
+    what = "A delta of coded singular directions" if directions else "A one-bit delta"
     return (
         f"# {config.variant}\n\n"
-        f"A one-bit delta against {base.name}{revision}, fingerprint `{base.fingerprint.root}`.\n"
+        f"{what} against {base.name}{revision}, fingerprint `{base.fingerprint.root}`.\n"
         f"Licence of the base: {base.licence or 'not recorded'}.\n\n"
         "It is used together with that base. To write a full model folder:\n\n"
         "    python -m zen_train.delta apply DELTA_FOLDER BASE_FOLDER OUT_FOLDER\n"

@@ -1,85 +1,24 @@
 """Decide how one parameter is held, and code it. CPU tensors in and out; nothing is read or written here."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
-from typing import Literal
 
 import torch
 
-from zen_train.delta import roles
-from zen_train.delta.codec import SCALES, EncodedTensor, Scale, encode
+from zen_train.delta.codec import EncodedTensor, encode
+from zen_train.delta.decision import Decision, decide_directions
 from zen_train.delta.dtypes import ARITHMETIC_DTYPES, dtype_code
+from zen_train.delta.export_options import ExportOptions
 from zen_train.delta.low_rank import leading_factors, shifted, worth_it
 from zen_train.delta.manifest import TensorEntry, part_name
 from zen_train.delta.pairing import Pair
 from zen_train.delta.rows import all_finite, square_distance
 from zen_train.errors import DeltaError
 
-EmbeddingRule = Literal["auto", "sign", "dense"]
-EMBEDDING_RULES: tuple[EmbeddingRule, ...] = ("auto", "sign", "dense")
 SMALL_DENSE_NUMEL = 1 << 16
 """Up to this size a dense tensor keeps float32: a norm costs nothing."""
 DENSE_MAX_RELATIVE_ERROR = 0.05
 """A larger dense tensor is stored in the base's dtype when that rounding loses no more of ||D|| than this."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportOptions:
-    """How to code. Bounds are on ||D - D_hat|| / ||D|| of one tensor; a tensor beyond its bound is stored
-    dense.
-    """
-
-    scale: Scale = "row"
-    planes: int | Mapping[str, int] = 1  # by parameter: what is not named has 1; 0 drops its delta
-    low_rank: int = 0  # singular directions kept in bf16 before the signs
-    along_weight: float = 1.0  # see `along`; bounds are on the error of least squares, whatever it is
-    embedding: EmbeddingRule = "auto"  # embedding and head: by the bound, always packed, never packed
-    embedding_max_relative_error: float = 0.75
-    matrix_max_relative_error: float | None = None
-    transposed: Collection[str] | None = None  # parameters stored [in, out]; None: known from the model type
-
-    def __post_init__(self) -> None:
-        if self.scale not in SCALES:
-            raise DeltaError(f"scale={self.scale!r} is unknown; allowed: {', '.join(SCALES)}")
-        if self.embedding not in EMBEDDING_RULES:
-            raise DeltaError(
-                f"embedding={self.embedding!r} is unknown; allowed: {', '.join(EMBEDDING_RULES)}"
-            )
-        if isinstance(self.planes, int):
-            if self.planes < 1:
-                raise DeltaError(f"planes={self.planes} is not possible; at least 1 is needed")
-        elif wrong := [name for name, planes in self.planes.items() if planes < 0]:
-            raise DeltaError(f"planes of {wrong[0]} is {self.planes[wrong[0]]}; 0 or more is needed")
-        if self.low_rank < 0:
-            raise DeltaError(f"low_rank={self.low_rank} is not possible; 0 (none) or more is needed")
-        if isinstance(self.transposed, str):
-            raise DeltaError("transposed must be a collection of parameter names, found one text")
-
-    def is_transposed(self, name: str, model_type: str | None) -> bool:
-        """True when `name` is stored `[in, out]`."""
-        return roles.is_transposed(name, model_type) if self.transposed is None else name in self.transposed
-
-    def planes_of(self, name: str) -> int:
-        """How many planes `name` gets; 0: its delta is dropped."""
-        return self.planes if isinstance(self.planes, int) else self.planes.get(name, 1)
-
-    def max_relative_error(self, name: str) -> float | None:
-        """The bound that `name` must keep to be packed; None for no bound."""
-        if roles.is_embedding(name) or roles.is_head(name):
-            return {"auto": self.embedding_max_relative_error, "sign": None, "dense": -1.0}[self.embedding]
-        return self.matrix_max_relative_error
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """An entry still without digests, the tensors it stores by suffix, and what was lost (squared norms)."""
-
-    entry: TensorEntry
-    parts: Mapping[str, torch.Tensor]
-    delta_square: float = 0.0
-    error_square: float = 0.0
-    noisy_zeros: float = 0.0
 
 
 def plain_entry(pair: Pair) -> TensorEntry:
@@ -107,6 +46,17 @@ def decide(
     factors: tuple[torch.Tensor, ...] = ()
     if shared.dim() >= 2 and planes:
         transposed = options.is_transposed(pair.name, model_type)
+        if options.code == "directions" and not pair.grown:
+            found = decide_directions(
+                entry,
+                base,
+                tuned,
+                bits=options.direction_bits,
+                transposed=transposed,
+                bound=options.max_relative_error(pair.name),
+            )
+            if found is not None:
+                return found
         from_base, factors = _low_rank_part(base, shared, options.low_rank, transposed)
         coded = encode(
             from_base,

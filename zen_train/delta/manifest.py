@@ -22,12 +22,14 @@ FORMAT_NAME = "zen-delta"
 FORMAT_VERSION = "1.0"
 LOW_RANK_VERSION = "1.1"
 """Of artifacts that hold a low-rank part, which a reader of 1.0 refuses."""
+DIRECTIONS_VERSION = "1.2"
+"""Of artifacts that hold coded singular directions, which a reader of 1.1 refuses."""
 FORMAT_MAJOR = 1
 CONFIG_NAME = "delta_config.json"
 METADATA_KEY = "delta_config"
 
-Kind = Literal["sign", "dense", "same", "rows", "tied"]
-KINDS: tuple[Kind, ...] = ("sign", "dense", "same", "rows", "tied")
+Kind = Literal["sign", "directions", "dense", "same", "rows", "tied"]
+KINDS: tuple[Kind, ...] = ("sign", "directions", "dense", "same", "rows", "tied")
 _VOLATILE_CONFIG_KEYS = frozenset(
     {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 )
@@ -102,6 +104,7 @@ class TensorEntry:
     scale: str | None = None
     planes: int = 0
     rank: int = 0  # of the part `u v` beside the signs
+    directions: tuple[int, ...] = ()  # kind directions: how many have more than 0, 1, ... bits
     transposed: bool = False
     base_tensor: str | None = None  # when the delta is against a base tensor of another name
     base_rows: int | None = None  # kind rows: rows shared with the base
@@ -117,6 +120,8 @@ class TensorEntry:
             out |= {"scale": self.scale, "planes": self.planes}
         if self.rank:
             out["rank"] = self.rank
+        if self.directions:
+            out["directions"] = list(self.directions)
         if self.transposed:
             out["transposed"] = True
         optional = {
@@ -127,6 +132,16 @@ class TensorEntry:
             "relative_error": None if self.relative_error is None else rounded(self.relative_error),
         }
         return out | {key: value for key, value in optional.items() if value is not None}
+
+    @property
+    def packed(self) -> bool:
+        """Whether a coded delta is stored."""
+        return bool(self.planes or self.directions)
+
+    @property
+    def needs_version(self) -> str:
+        """The lowest version of the format that knows this form."""
+        return DIRECTIONS_VERSION if self.directions else LOW_RANK_VERSION if self.rank else FORMAT_VERSION
 
     def packed_shape(self) -> tuple[int, ...]:
         """The stored shape of the packed share: all of the parameter, or the rows it shares with the base."""
@@ -143,6 +158,12 @@ class TensorEntry:
             if self.rank:
                 out["u"] = ("BF16", (*stack, rows, self.rank))
                 out["v"] = ("BF16", (*stack, self.rank, columns))
+        if self.directions:
+            *stack, rows, columns = matrix_shape(self.shape, self.transposed)
+            for plane, count in enumerate(self.directions):
+                out[part_name("right", plane)] = ("U8", (*stack, count, packed_width(columns)))
+                out[part_name("left", plane)] = ("U8", (*stack, rows, packed_width(count)))
+            out["scales"] = ("F32", (*stack, self.directions[0]))
         if self.kind == "dense":
             out["dense"] = (None, self.shape)
         if self.kind == "rows":

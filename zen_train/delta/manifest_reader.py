@@ -123,6 +123,7 @@ def _parse_entry(raw: object, where: str) -> TensorEntry:
         scale=scale,
         planes=planes,
         rank=rank,
+        directions=_directions(raw, where),
         transposed=_optional(raw, "transposed", bool, where) or False,
         base_tensor=_optional(raw, "base_tensor", str, where),
         base_rows=_optional(raw, "base_rows", int, where),
@@ -134,6 +135,13 @@ def _parse_entry(raw: object, where: str) -> TensorEntry:
         raise DeltaError(f"{where}: planes {planes} with scale {scale!r} is not possible for kind {kind}")
     if rank < 0 or (rank and not planes):
         raise DeltaError(f"{where}: rank {rank} is not possible with {planes} planes")
+    if (kind == "directions") != bool(entry.directions) or (
+        entry.directions and (planes or len(entry.shape) < 2)
+    ):
+        raise DeltaError(
+            f"{where}: directions {list(entry.directions)} with {planes} planes and shape {list(entry.shape)} are not "
+            f"possible for kind {kind}"
+        )
     if planes and kind not in ("sign", "rows"):
         raise DeltaError(f"{where}: kind {kind} has no planes, found {planes}")
     if (kind == "rows") != (entry.base_rows is not None) or (kind == "tied") != (entry.target is not None):
@@ -201,6 +209,18 @@ def _shape(value: object, where: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(v) is int and v >= 0 for v in value):
         raise DeltaError(f"{where}: shape must be a list of whole numbers, found {value!r:.80}")
     return tuple(value)
+
+
+def _directions(raw: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    counts = _optional(raw, "directions", list, where) or []
+    if (
+        not all(type(count) is int and count > 0 for count in counts)
+        or sorted(counts, reverse=True) != counts
+    ):
+        raise DeltaError(
+            f"{where}: directions must be positive counts, none above the one before, found {counts!r:.80}"
+        )
+    return tuple(counts)
 
 
 def _digest(value: object, where: str) -> str:

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from zen_train.delta.decide import ExportOptions, plain_entry
+from zen_train.delta.decide import plain_entry
+from zen_train.delta.direction_bits import MOST_BITS, most_directions
+from zen_train.delta.export_options import ExportOptions
 from zen_train.delta.low_rank import worth_it
 from zen_train.delta.manifest import METADATA_KEY, DeltaConfig, TensorEntry
 from zen_train.delta.pairing import Pair
@@ -34,6 +36,10 @@ def largest_entries(
                 rank=options.low_rank if worth_it(pair.tuned.shape, options.low_rank) else 0,
                 transposed=transposed,
             )
+            if most := _most_directions(pair, options):  # more parts than any other form has
+                entry = replace(
+                    entry, kind="directions", scale=None, planes=0, directions=(most,) * MOST_BITS
+                )
         if pair.grown:
             entry = replace(entry, kind="rows", base_rows=pair.base.shape[0])
         entries[pair.name] = replace(entry, parts=dict.fromkeys(entry.expected_parts(), _NO_DIGEST))
@@ -64,5 +70,17 @@ def upper_bytes(pairs: list[Pair], options: ExportOptions) -> int:
         packed = prod(pair.tuned.shape[:-1]) * per_row
         if certain and worth_it(pair.tuned.shape, options.low_rank):
             packed += 2 * options.low_rank * prod(pair.tuned.shape[:-2]) * sum(pair.tuned.shape[-2:])
+        if certain and (most := _most_directions(pair, options)):
+            padding = MOST_BITS * (most + max(pair.tuned.shape[-2:]))
+            bits = options.direction_bits * prod(pair.tuned.shape[-2:])
+            packed = max(packed, prod(pair.tuned.shape[:-2]) * (int(bits / 8) + padding))
         total += packed if certain else 4 * pair.tuned.numel
     return total
+
+
+def _most_directions(pair: Pair, options: ExportOptions) -> int:
+    """How many coded directions a matrix may get; 0: it gets none."""
+    if options.code != "directions" or pair.grown:
+        return 0
+    rows, columns = pair.tuned.shape[-2:]  # or the other way round, which is the same here
+    return most_directions(rows, columns, options.direction_bits)

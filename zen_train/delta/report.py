@@ -93,6 +93,6 @@ def _warnings(delta_square: float, noisy: dict[str, float]) -> Iterator[str]:
         share, name = loud[-1]
         yield (
             f"{len(loud)} packed tensors have more than {NOISY_ZEROS_WARNING:.0%} elements that training "
-            f"left exactly unchanged ({name}: {share:.0%}); one bit gives them a wrong value. Training in "
+            f"left exactly unchanged ({name}: {share:.0%}); their code gives them a wrong value. Training in "
             "bfloat16 without float32 master weights does this"
         )

@@ -17,6 +17,7 @@ from zen_train.delta.publish import new_folder
 from zen_train.delta.shard_writer import DEFAULT_SHARD_BYTES, ShardWriter
 from zen_train.delta.sources import TensorSource
 from zen_train.delta.strict_json import compact, readable
+from zen_train.errors import DeltaError
 
 _ROOM_FOR_FIGURES_BYTES = 64  # a tensor: its recorded error may get longer
 
@@ -71,6 +72,11 @@ def rescale_artifact(
 
 def _planes(artifact: DeltaArtifact, name: str, scales: Sequence[torch.Tensor]) -> tuple[Plane, ...]:
     entry, old = artifact.entry(name), artifact.planes(name, check_digest=True)
+    if entry.directions:
+        raise DeltaError(
+            f"{artifact.folder}: {name} is held as coded directions, whose scales are not fitted; "
+            "export it with code=signs"
+        )
     planes = tuple(
         Plane(plane.sign, alpha.detach().cpu().float().view(plane.alpha.shape))
         for plane, alpha in zip(old, scales, strict=True)

@@ -87,6 +87,8 @@ def _content_problems(artifact: DeltaArtifact) -> Iterator[DeltaError]:
             continue
         try:
             artifact.planes(name, check_digest=True)
+            if entry.directions:
+                artifact.directions(name, check_digest=True)
             for suffix in ("dense", "rows", "u", "v"):
                 if suffix in entry.parts:
                     artifact.whole(name, suffix, check_digest=True)
@@ -132,7 +134,7 @@ def _recompute(
     if entry.kind == "tied":  # its values are those of its target, which has an entry of its own
         return 0.0, 0.0
     shared = wanted[: original.shape[0]] if original.shape != wanted.shape else wanted
-    if entry.planes:
+    if entry.packed:
         delta_square, error_square = artifact.squares(name, original, shared)
     else:
         delta_square = square_distance(shared, original)

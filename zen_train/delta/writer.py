@@ -3,6 +3,8 @@
 What becomes of a parameter:
   same   equal in value to the base's, or given no planes; nothing is stored
   sign   two or more dimensions: one bit an element and float32 scales
+  directions   with code="directions", two or more dimensions: coded singular directions (signs where the bits pay for
+         none, or the bound on the error does not hold)
   rows   a vocabulary that grew: the shared rows packed (or unchanged), the added rows stored whole
   dense  vectors, whatever is smaller whole than packed, and tensors beyond their error bound
   tied   a second name of another parameter (or a head equal to the embedding that the base ties it to)
@@ -19,12 +21,12 @@ import zen_train
 from zen_train.delta import roles
 from zen_train.delta.card import CARD_NAME, default_card
 from zen_train.delta.codec import Scale
-from zen_train.delta.decide import Decision, EmbeddingRule, ExportOptions, decide, plain_entry
+from zen_train.delta.decide import decide, plain_entry
+from zen_train.delta.decision import Decision
+from zen_train.delta.export_options import Code, EmbeddingRule, ExportOptions
 from zen_train.delta.fingerprint import quick_check, tensor_digest
 from zen_train.delta.manifest import (
     CONFIG_NAME,
-    FORMAT_VERSION,
-    LOW_RANK_VERSION,
     METADATA_KEY,
     BaseInfo,
     DeltaConfig,
@@ -53,6 +55,8 @@ def write_artifact(
     planes: int | Mapping[str, int] = 1,
     along_weight: float = 1.0,
     low_rank: int = 0,
+    code: Code = "signs",
+    direction_bits: float = 1.0,
     embedding: EmbeddingRule = "auto",
     embedding_max_relative_error: float = 0.75,
     matrix_max_relative_error: float | None = None,
@@ -67,7 +71,8 @@ def write_artifact(
     """Export `tuned - base` to `folder`, published in one step. Peak memory is near the largest tensor.
 
     `tuned` is read once, in the order of `export_order(tuned)`. `planes`: of every matrix, or by name (1 where a name
-    is absent; 0 drops a delta, and the matrix is then the base's). `provenance` is plain JSON data (merge
+    is absent; 0 drops a delta, and the matrix is then the base's). `direction_bits`: a weight of each matrix, with
+    `code="directions"`. `provenance` is plain JSON data (merge
     history, training configuration, licence of the data). `sidecars` are tokenizer and chat-template files
     to copy. Raises DeltaError for tensors that do not fit, NaN, infinity or another base, and OutputError
     for a folder that exists or cannot be written; then nothing is left behind and an older artifact stays
@@ -78,6 +83,8 @@ def write_artifact(
         planes=planes,
         along_weight=along_weight,
         low_rank=low_rank,
+        code=code,
+        direction_bits=direction_bits,
         embedding=embedding,
         embedding_max_relative_error=embedding_max_relative_error,
         matrix_max_relative_error=matrix_max_relative_error,
@@ -112,7 +119,9 @@ def write_artifact(
                 config,
                 tensors=entries,
                 tied=variant_is_tied(entries, base_info),
-                format_version=LOW_RANK_VERSION if any(e.rank for e in entries.values()) else FORMAT_VERSION,
+                format_version=max(
+                    (e.needs_version for e in entries.values()), default=config.format_version
+                ),
             )
             document = config.to_json()
             writer.finish({METADATA_KEY: compact(document)})

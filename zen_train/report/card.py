@@ -20,8 +20,8 @@ def model_card(results: RunResults) -> str:
     """The card's text, ending in a newline."""
     parts = [
         _front_matter(results),
-        f"# {_inline(results.variant)}, a one-bit delta of {_inline(results.base.name)}\n",
-        "This folder holds what fine-tuning changed, as signs and scales, not a whole model. "
+        f"# {_inline(results.variant)}, {_kind(results)} of {_inline(results.base.name)}\n",
+        f"This folder holds what fine-tuning changed, as {results.size.held_as}, not a whole model. "
         "It works only with the exact base model named below; readers check its fingerprint.\n",
         "## Measured quality\n\n" + _quality(results),
         "## Use\n\n" + _use(results),
@@ -31,6 +31,10 @@ def model_card(results: RunResults) -> str:
         parts.append("## Sample\n\n" + _sample(results))
     parts.append("## Provenance\n\n" + _provenance(results))
     return "\n".join(parts)
+
+
+def _kind(results: RunResults) -> str:
+    return "a delta" if "directions" in results.size.held_as else "a one-bit delta"
 
 
 def _front_matter(results: RunResults) -> str:

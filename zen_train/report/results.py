@@ -18,7 +18,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from zen_train.errors import OutputError
 
 ONE_BIT_KIND = "sign"
-"""Artifact kind of a tensor stored as sign bits and scales; the other kinds store values or nothing."""
+"""Artifact kind of a tensor stored as sign bits and scales."""
+CODED_KINDS = (ONE_BIT_KIND, "directions")
+"""Kinds that hold a coded delta; the others store values or nothing."""
 
 ZEROS_WARNING_SHARE = 0.5
 """Warn when more than this share of the one-bit weights had an exactly zero delta: one bit has no zero."""
@@ -127,7 +129,7 @@ class Losses(_Plain):
 
 @dataclass(frozen=True, kw_only=True)
 class KindSize(_Plain):
-    """All tensors of one artifact kind (`sign`, `dense`, `same`, `rows`, `tied`)."""
+    """All tensors of one artifact kind (`sign`, `directions`, `dense`, `same`, `rows`, `tied`)."""
 
     kind: str
     tensors: int
@@ -146,17 +148,22 @@ class ArtifactSize(_Plain):
     by_kind: tuple[KindSize, ...] = ()
 
     @property
+    def held_as(self) -> str:
+        """How the matrices are coded, in words."""
+        kinds = {kind.kind for kind in self.by_kind}
+        return "coded singular directions" if "directions" in kinds else "signs and scales"
+
+    @property
     def ratio(self) -> float | None:
         """How many times smaller the delta is than the bf16 model; None for an empty delta."""
         return self.bf16_model_bytes / self.stored_bytes if self.stored_bytes > 0 else None
 
     @property
     def bits_per_compressed_weight(self) -> float | None:
-        """Stored bits, scales included, for each weight of kind `sign`; None when nothing was compressed."""
-        for kind in self.by_kind:
-            if kind.kind == ONE_BIT_KIND and kind.weights > 0:
-                return 8 * kind.stored_bytes / kind.weights
-        return None
+        """Stored bits, scales included, for each weight that a code holds; None when nothing was compressed."""
+        coded = [kind for kind in self.by_kind if kind.kind in CODED_KINDS]
+        weights = sum(kind.weights for kind in coded)
+        return 8 * sum(kind.stored_bytes for kind in coded) / weights if weights > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,7 @@ def _facts(results: RunResults) -> Table:
         grid.add_row("merging", Text(f"{results.merge.method}, {accepted} of {len(merges)} merges accepted"))
     bits = results.size.bits_per_compressed_weight
     if bits is not None:
-        grid.add_row("one-bit weights", Text(f"{units.bits_text(bits)} bits each, scales included"))
+        grid.add_row("coded weights", Text(f"{units.bits_text(bits)} bits each, scales included"))
     phases = ", ".join(f"{name} {units.seconds_text(seconds)}" for name, seconds in results.seconds.named())
     total = units.seconds_text(results.seconds.total)
     grid.add_row("time", Text(f"{total}" + (f" ({phases})" if phases else "")))

@@ -246,6 +246,10 @@ def test_forms_that_are_not_served_are_refused_by_name(family, start, tmp_path):
     message = refused(engine, DeltaArtifact.open(part).content_hash, part)
     assert "low-rank part of rank 2" in message
     assert "low_rank=0" in message
+    coded = make_variant(family.base, tmp_path / "coded", seed=1, code="directions")
+    message = refused(engine, DeltaArtifact.open(coded).content_hash, coded)
+    assert "coded singular directions" in message
+    assert "code=signs" in message
     assert "max_planes" in refused(engine, family.hash("two"), family.variants["two"])
 
 

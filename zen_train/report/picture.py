@@ -95,7 +95,7 @@ def _draw_errors(figure: "Figure", axes: "Axes", tensors: tuple[TensorRow, ...])
 
     grid = error_grid(tensors)
     axes.set_title(
-        f"Relative error of the one-bit code (Gaussian: {GAUSSIAN_RELATIVE_ERROR})",
+        f"Relative error of the code (one bit of a Gaussian: {GAUSSIAN_RELATIVE_ERROR})",
         loc="left",
         fontsize=11,
         color=INK,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 
@@ -27,27 +27,35 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import fidelity_fitted as fitted
+from fidelity_calibrated import delta_come_gptq, input_squares
 from fidelity_codes import CODES
 from fidelity_judge import Judge, Score, bootstrap
 from fidelity_runs import Run, trained
 from measure import Figures
 
+from zen_train.data.packing import model_inputs
 from zen_train.delta import DeltaArtifact, iter_applied
 from zen_train.module import load_weights_
 from zen_train.overrides import config_groups
 
+NamedCode = Callable[[str, Tensor], tuple[Tensor, float]]
+"""The name of a matrix and its delta to what a code makes of it and the bits that it takes."""
+
 STEPS = 40
 LEARNING_RATES = (1e-4, 2e-4)
+CALIBRATION_BATCHES = 16
 AWARE: dict[str, float] = {"aware": 1.0, "aware_1.3": 1.3}
 """One-bit-aware runs: their steps over those of the full fine-tune."""
 SPREAD = {"spread_1": 1.0, "spread_1.25": 1.25}
 """Bits a weight."""
 METHODS = ["matrix", "row", "pushed", "two_bits", "distilled", *AWARE]
+CALIBRATED = "delta_come_gptq"
 MORE_METHODS = [
     *SPREAD,
     "low_rank_and_signs",
     "low_rank",
     "delta_come",
+    CALIBRATED,
     "directions",
     "directions_0.5",
     "ternary",
@@ -113,19 +121,26 @@ class Bench:
             artifact = DeltaArtifact.open(self._aware(method, AWARE[method]).delta)
             return iter_applied(artifact, self.judge.base.source()), stored_bits(artifact)
         if method == "distilled":
-            return fitted.distilled(self.judge, self.tuned), self._coded("row")[1]
+            return fitted.distilled(self.judge, self.tuned), self._coded(
+                lambda _, delta: CODES["row"](delta)
+            )[1]
+        if method == CALIBRATED:
+            load_weights_(self.judge.module, self.tuned.items())
+            batches = [model_inputs(batch) for batch in fitted.text(self.judge, CALIBRATION_BATCHES)]
+            seen = input_squares(self.judge.module.model, batches)
+            return self._coded(lambda name, delta: delta_come_gptq(delta, seen.get(name)))
         if method in SPREAD:
             self.losses = self.losses or fitted.losses(self.judge, self.tuned)
             return fitted.spread(self.judge, self.tuned, self.losses, SPREAD[method]), SPREAD[method]
-        return self._coded(method)
+        return self._coded(lambda _, delta: CODES[method](delta))
 
-    def _coded(self, method: str) -> tuple[Iterator[tuple[str, Tensor]], float]:
+    def _coded(self, code: NamedCode) -> tuple[Iterator[tuple[str, Tensor]], float]:
         source = self.judge.base.source()
         weights, taken, numel = dict(self.tuned), 0.0, 0
         for name, weight in self.tuned.items():
             if weight.ndim == 2:
                 origin = source.get(name).float()
-                delta, bits = CODES[method](weight - origin)
+                delta, bits = code(name, weight - origin)
                 weights[name], taken, numel = origin + delta, taken + bits, numel + weight.numel()
         return iter(weights.items()), taken / numel
 

@@ -3,8 +3,8 @@
 All take `D = W1 - W0`, float32 `[N, K]`, and return (`D_hat`, bits). Peers:
 - `low_rank`: truncated SVD, factors in bf16, of the rank that one bit a weight pays for.
 - `delta_come`: Delta-CoMe (arXiv 2406.08903), singular vectors in mixed precision: 2 at 8 bits, 32 at 3, then 2 bits
-  as far as the budget of one bit a weight goes; rounded to nearest in groups of 128 (the paper calibrates with GPTQ,
-  which needs activations: its own figures are better than this by what GPTQ gains).
+  as far as the budget of one bit a weight goes; rounded to nearest in groups of 128 (with the paper's
+  GPTQ: `fidelity_calibrated`).
 - `ternary`: -a, 0, +a with the threshold 0.7 mean|D| (TWN, arXiv 1605.04711); its size is its entropy, which no format
   that can be indexed reaches.
 """
@@ -25,7 +25,7 @@ from zen_train.delta.directions_parts import directions_product
 Code = Callable[[Tensor], tuple[Tensor, float]]
 ALONG_WEIGHT = ExportSection().along_weight
 _SCALE_BITS = 32
-_GROUP = 128
+GROUP = 128
 
 
 def planes(delta_NK: Tensor, *, scale: Scale, count: int, along_weight: float = 1.0) -> tuple[Tensor, float]:
@@ -38,23 +38,28 @@ def planes(delta_NK: Tensor, *, scale: Scale, count: int, along_weight: float = 
 def low_rank(delta_NK: Tensor, *, bits: float = 1.0) -> tuple[Tensor, float]:
     """The best approximation of a rank, by Eckart and Young."""
     rank = max(1, int(bits * delta_NK.numel() / (16 * sum(delta_NK.shape))))
-    left_NR, right_RK = (factor.bfloat16().float() for factor in _factors(delta_NK, rank))
+    left_NR, right_RK = (factor.bfloat16().float() for factor in factors(delta_NK, rank))
     return left_NR @ right_RK, 16.0 * rank * sum(delta_NK.shape)
 
 
 def delta_come(delta_NK: Tensor, *, bits: float = 1.0) -> tuple[Tensor, float]:
     """Singular vectors in 8, 3 and 2 bits."""
-    left, budget = bits * delta_NK.numel(), 0.0
+    width_R = torch.tensor(delta_come_widths(*delta_NK.shape, bits))
+    left_NR, right_RK = factors(delta_NK, len(width_R))
+    size = sum(vector_bits(int(width)) for width in width_R) * sum(delta_NK.shape)
+    return rounded(left_NR.T, width_R).T @ rounded(right_RK, width_R), size
+
+
+def delta_come_widths(rows: int, columns: int, bits: float) -> list[int]:
+    """Bits of each direction under a budget a weight."""
+    left = bits * rows * columns
     widths: list[int] = []
-    for width, most in ((8, 2), (3, 32), (2, min(delta_NK.shape))):
-        cost = _vector_bits(width) * sum(delta_NK.shape)
-        count = min(most, min(delta_NK.shape) - len(widths), int((left - budget) / cost))
+    for width, most in ((8, 2), (3, 32), (2, min(rows, columns))):
+        cost = vector_bits(width) * (rows + columns)
+        count = min(most, min(rows, columns) - len(widths), int(left / cost))
         widths += [width] * count
-        budget += cost * count
-    left_NR, right_RK = _factors(delta_NK, len(widths))
-    width_R = torch.tensor(widths)
-    left_RN = _rounded(left_NR.T, width_R)
-    return left_RN.T @ _rounded(right_RK, width_R), budget
+        left -= cost * count
+    return widths
 
 
 def directions(delta_NK: Tensor, *, bits: float = 1.0) -> tuple[Tensor, float]:
@@ -78,7 +83,7 @@ def ternary(delta_NK: Tensor) -> tuple[Tensor, float]:
     return torch.where(kept_NK, alpha_N1 * delta_NK.sign(), 0.0), bits
 
 
-def _factors(delta_NK: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def factors(delta_NK: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """`[N, R]` and `[R, K]`, the singular values shared evenly between them."""
     wide = delta_NK.shape[0] <= delta_NK.shape[1]
     tall = delta_NK.T if wide else delta_NK
@@ -91,16 +96,16 @@ def _factors(delta_NK: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return (right, left.T) if wide else (left, right.T)
 
 
-def _vector_bits(width: int) -> float:
+def vector_bits(width: int) -> float:
     """Of one entry, with a 16-bit scale and a 16-bit offset for each group."""
-    return width + 32 / _GROUP
+    return width + 32 / GROUP
 
 
-def _rounded(vectors_RL: Tensor, width_R: Tensor) -> Tensor:
+def rounded(vectors_RL: Tensor, width_R: Tensor) -> Tensor:
     """Each vector to its width, in groups, between smallest and largest value."""
     length = vectors_RL.shape[1]
-    padded = torch.nn.functional.pad(vectors_RL, (0, -length % _GROUP))
-    groups = padded.view(len(vectors_RL), -1, _GROUP)
+    padded = torch.nn.functional.pad(vectors_RL, (0, -length % GROUP))
+    groups = padded.view(len(vectors_RL), -1, GROUP)
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     step = ((high - low) / (2.0 ** width_R.view(-1, 1, 1) - 1)).clamp_min(1e-30)
     return (((groups - low) / step).round() * step + low).flatten(1)[:, :length]

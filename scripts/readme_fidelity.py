@@ -21,6 +21,7 @@ CODES = [
     "two_bits",
     "low_rank",
     "delta_come",
+    "delta_come_gptq",
     "directions",
     "directions_0.5",
     "ternary",

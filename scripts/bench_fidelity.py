@@ -4,9 +4,9 @@ python scripts/bench_fidelity.py --work DIR VARIANT [VARIANT ...] >> scripts/res
 
 For each variant: full fine-tunes of 40 steps at two learning rates, of which the better one on the held-out text counts
 (what a delta keeps of a badly tuned one says little); deltas made from its weights (`matrix`: one scale a matrix, the
-paper; `row`; `pushed`: by row, pushed along the delta, the default; `two_bits`; `distilled`: scales fitted to its
-logits); and fine-tunes that end one-bit-aware on the same data, with as many steps (`aware`) and with 1.3 times as many
-(`aware_1.3`). For math, coder, translate and agent also one and 1.25 bits a weight spread over the matrices
+paper; `row`; `pushed`: by row, pushed along the delta, the default; `two_bits`; `directions`: coded singular
+directions in one bit a weight; `distilled`: scales fitted to its logits); and fine-tunes that end one-bit-aware on the
+same data, with as many steps (`aware`) and with 1.3 times as many (`aware_1.3`). For math, coder, translate and agent also one and 1.25 bits a weight spread over the matrices
 (`spread_1`, `spread_1.25`), and the codes of others.
 Training runs are commands that a user would type; they are kept in DIR and not repeated, so a stopped bench goes on
 where it was. Two to three minutes a run on two cores, half a minute a method.
@@ -48,7 +48,7 @@ AWARE: dict[str, float] = {"aware": 1.0, "aware_1.3": 1.3}
 """One-bit-aware runs: their steps over those of the full fine-tune."""
 SPREAD = {"spread_1": 1.0, "spread_1.25": 1.25}
 """Bits a weight."""
-METHODS = ["matrix", "row", "pushed", "two_bits", "distilled", *AWARE]
+METHODS = ["matrix", "row", "pushed", "two_bits", "directions", "distilled", *AWARE]
 CALIBRATED = "delta_come_gptq"
 MORE_METHODS = [
     *SPREAD,
@@ -56,7 +56,6 @@ MORE_METHODS = [
     "low_rank",
     "delta_come",
     CALIBRATED,
-    "directions",
     "directions_0.5",
     "ternary",
 ]

@@ -9,7 +9,7 @@ nearest here too; the paper leaves it alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ DAMPING = 0.01
 """Of the mean diagonal of H, as GPTQ's own code has it."""
 
 
-def input_squares(model: nn.Module, batches: list[Mapping[str, Any]]) -> dict[str, Tensor]:
+def input_squares(model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     """H `[K, K]` of each linear layer's weight, by its name, in float32."""
     found: dict[str, Tensor] = {}
 

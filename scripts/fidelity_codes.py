@@ -44,7 +44,7 @@ def low_rank(delta_NK: Tensor, *, bits: float = 1.0) -> tuple[Tensor, float]:
 
 def delta_come(delta_NK: Tensor, *, bits: float = 1.0) -> tuple[Tensor, float]:
     """Singular vectors in 8, 3 and 2 bits."""
-    width_R = torch.tensor(delta_come_widths(*delta_NK.shape, bits))
+    width_R = torch.tensor(delta_come_widths(delta_NK.shape[0], delta_NK.shape[1], bits))
     left_NR, right_RK = factors(delta_NK, len(width_R))
     size = sum(vector_bits(int(width)) for width in width_R) * sum(delta_NK.shape)
     return rounded(left_NR.T, width_R).T @ rounded(right_RK, width_R), size

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from readme_tables import RESULTS, lines_of, table
 
-OF_ALL = ["matrix", "row", "pushed", "two_bits", "distilled", "aware", "aware_1.3"]
+OF_ALL = ["matrix", "row", "pushed", "two_bits", "directions", "distilled", "aware", "aware_1.3"]
 CODES = [
     "matrix",
     "pushed",

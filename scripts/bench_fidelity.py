@@ -6,8 +6,8 @@ For each variant: full fine-tunes of 40 steps at two learning rates, of which th
 (what a delta keeps of a badly tuned one says little); deltas made from its weights (`matrix`: one scale a matrix, the
 paper; `row`; `pushed`: by row, pushed along the delta, the default; `two_bits`; `directions`: coded singular
 directions in one bit a weight; `distilled`: scales fitted to its logits); and fine-tunes that end one-bit-aware on the
-same data, with as many steps (`aware`) and with 1.3 times as many (`aware_1.3`). For math, coder, translate and agent also one and 1.25 bits a weight spread over the matrices
-(`spread_1`, `spread_1.25`), and the codes of others.
+same data, with as many steps (`aware`) and with 1.3 times as many (`aware_1.3`). For math, coder, translate and agent
+also one and 1.25 bits a weight spread over the matrices (`spread_1`, `spread_1.25`), and the codes of others.
 Training runs are commands that a user would type; they are kept in DIR and not repeated, so a stopped bench goes on
 where it was. Two to three minutes a run on two cores, half a minute a method.
 Per method: held-out loss, share of the full fine-tune's gain with a 95 % interval (bootstrap over records, paired), KL

@@ -14,6 +14,8 @@ from safetensors import SafetensorError
 from zen_train.errors import TrainingError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_WRITE_FAILED = ("write", "unexpected pos", "iostream error")
+"""What torch's zip writer and safetensors say when a write fell short, by where in the file it did."""
 
 
 @contextmanager
@@ -48,4 +50,6 @@ def _is_full(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in _FULL
     text = str(error)
-    return any(os.strerror(code) in text for code in _FULL) or "write" in text.lower()
+    return any(os.strerror(code) in text for code in _FULL) or any(
+        words in text.lower() for words in _WRITE_FAILED
+    )

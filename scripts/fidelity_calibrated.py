@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from fidelity_codes import GROUP, delta_come_widths, factors, rounded, vector_bits
+from fidelity_codes import GROUP, delta_come, delta_come_widths, factors, rounded, vectors_bits
 from torch import Tensor, nn
 
 DAMPING = 0.01
@@ -49,14 +49,13 @@ def input_squares(model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> dic
 
 def delta_come_gptq(delta_NK: Tensor, square_KK: Tensor | None, *, bits: float = 1.0) -> tuple[Tensor, float]:
     """(D_hat, bits) as the codes of `fidelity_codes` return them."""
+    if square_KK is None:
+        return delta_come(delta_NK, bits=bits)
     width_R = torch.tensor(delta_come_widths(delta_NK.shape[0], delta_NK.shape[1], bits))
     left_NR, right_RK = factors(delta_NK, len(width_R))
-    size = sum(vector_bits(int(width)) for width in width_R) * sum(delta_NK.shape)
-    if square_KK is None:
-        return rounded(left_NR.T, width_R).T @ rounded(right_RK, width_R), size
     right_RK = _right(right_RK, square_KK, width_R)
     left_NR = _left(left_NR, right_RK @ square_KK @ right_RK.T, width_R)
-    return left_NR @ right_RK, size
+    return left_NR @ right_RK, vectors_bits(width_R) * sum(delta_NK.shape)
 
 
 def _right(right_RK: Tensor, square_KK: Tensor, width_R: Tensor) -> Tensor:

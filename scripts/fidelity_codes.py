@@ -19,7 +19,7 @@ from torch import Tensor
 
 from zen_train.config import ExportSection
 from zen_train.delta.codec import Scale, decode, encode
-from zen_train.delta.directions import encode_directions
+from zen_train.delta.directions import encode_directions, singular_factors
 from zen_train.delta.directions_parts import directions_product
 
 Code = Callable[[Tensor], tuple[Tensor, float]]
@@ -46,8 +46,8 @@ def delta_come(delta_NK: Tensor, *, bits: float = 1.0) -> tuple[Tensor, float]:
     """Singular vectors in 8, 3 and 2 bits."""
     width_R = torch.tensor(delta_come_widths(delta_NK.shape[0], delta_NK.shape[1], bits))
     left_NR, right_RK = factors(delta_NK, len(width_R))
-    size = sum(vector_bits(int(width)) for width in width_R) * sum(delta_NK.shape)
-    return rounded(left_NR.T, width_R).T @ rounded(right_RK, width_R), size
+    made_NK = rounded(left_NR.T, width_R).T @ rounded(right_RK, width_R)
+    return made_NK, vectors_bits(width_R) * sum(delta_NK.shape)
 
 
 def delta_come_widths(rows: int, columns: int, bits: float) -> list[int]:
@@ -85,20 +85,18 @@ def ternary(delta_NK: Tensor) -> tuple[Tensor, float]:
 
 def factors(delta_NK: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """`[N, R]` and `[R, K]`, the singular values shared evenly between them."""
-    wide = delta_NK.shape[0] <= delta_NK.shape[1]
-    tall = delta_NK.T if wide else delta_NK
-    # From the small Gram matrix, in float64: an embedding is 49152 x 576.
-    _, vectors = torch.linalg.eigh(tall.double().T @ tall.double())
-    right = vectors[:, -rank:].flip(1)
-    left = tall.double() @ right
-    size = left.norm(dim=0).clamp_min(1e-30).sqrt()
-    left, right = (left / size).float(), (right * size).float()
-    return (right, left.T) if wide else (left, right.T)
+    left_RN, right_RK, _ = singular_factors(delta_NK, rank)
+    return left_RN.T, right_RK
 
 
 def vector_bits(width: int) -> float:
     """Of one entry, with a 16-bit scale and a 16-bit offset for each group."""
     return width + 32 / GROUP
+
+
+def vectors_bits(width_R: Tensor) -> float:
+    """Of one entry of every vector."""
+    return sum(vector_bits(int(width)) for width in width_R)
 
 
 def rounded(vectors_RL: Tensor, width_R: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ CODES = [
     "directions_0.5",
     "ternary",
 ]
-OURS = {*CODES[1:6], "directions", "directions_0.5"}
+OF_OTHERS = {"matrix", "low_rank", "delta_come", "delta_come_gptq", "ternary"}
 ONLY_OF_SOME = "delta_come"
 """Variants that have this method are those that all codes were measured on."""
 
@@ -88,7 +88,7 @@ def picture(path: Path) -> None:
         lost, bits = values(method, "KL", names), values(method, "bits", names)
         if not lost:
             continue
-        colour = "#1f6f54" if method in OURS else "#b5482f"
+        colour = "#b5482f" if method in OF_OTHERS else "#1f6f54"
         axes.plot(bits, lost, "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
         centre = (fmean(bits), geometric_mean(lost))
         axes.plot(*centre, "o", color="none", markeredgecolor=colour, markersize=9, markeredgewidth=1.6)

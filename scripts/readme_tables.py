@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "scripts" / "results"
 
 
+@cache
 def lines_of(bench: str) -> dict[str, dict[str, Any]]:
     """The last JSON line of each case of a bench."""
     path = RESULTS / f"{bench}.jsonl"

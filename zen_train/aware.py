@@ -179,6 +179,20 @@ def row_scale(size: Tensor, square: Tensor, count: int, along_weight: float) -> 
     return (mean * along_factor(1.0 - kept, along_weight)).float()
 
 
+@torch.no_grad()
+def code_scale(tuned: Tensor, base: Tensor, *, scale: Scale, along_weight: float) -> Tensor:
+    """Alpha of the one-bit code of `tuned - base` `[out, in]`: `[out, 1]` or `[1, 1]`, float32, summed in float64."""
+    size, square = torch.empty(2, tuned.shape[0], 1, dtype=torch.float64, device=tuned.device)
+    for rows in row_blocks(tuned):
+        change = tuned[rows] - base[rows].float()
+        size[rows] = change.abs().sum(1, keepdim=True, dtype=torch.float64)
+        square[rows] = change.square().sum(1, keepdim=True, dtype=torch.float64)
+    count = tuned.shape[1]
+    if scale == "matrix":
+        size, square, count = size.sum().view(1, 1), square.sum().view(1, 1), tuned.numel()
+    return row_scale(size, square, count, along_weight)
+
+
 def row_blocks(matrix: Tensor) -> Iterator[slice]:
     """Slices of whole rows, each small enough for the temporaries of one to stay in the cache."""
     rows = max(1, _BLOCK_ELEMENTS // max(matrix.shape[1], 1))

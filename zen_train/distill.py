@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zen_train.aware import Scale, row_blocks, row_scale
+from zen_train.aware import Scale, code_scale, row_blocks
 from zen_train.kernels.common.dither import dither_
 
 Batch = Mapping[str, Tensor]
@@ -47,16 +47,10 @@ class CodedMatrix:
     ) -> CodedMatrix:
         """The one-bit code of what the parameter holds now."""
         positive = torch.empty(parameter.shape, dtype=torch.bool, device=parameter.device)
-        size, square = torch.empty(2, parameter.shape[0], 1, dtype=torch.float64, device=parameter.device)
         for rows in row_blocks(parameter):
-            change = parameter.data[rows] - base[rows].float()
-            positive[rows] = change >= 0
-            size[rows] = change.abs().sum(1, keepdim=True, dtype=torch.float64)
-            square[rows] = change.square().sum(1, keepdim=True, dtype=torch.float64)
-        count = parameter.shape[1]
-        if scale == "matrix":
-            size, square, count = size.sum().view(1, 1), square.sum().view(1, 1), parameter.numel()
-        return cls(parameter, base, [(positive, row_scale(size, square, count, along_weight))], dither=dither)
+            positive[rows] = parameter.data[rows] - base[rows].float() >= 0
+        alpha = code_scale(parameter.data, base, scale=scale, along_weight=along_weight)
+        return cls(parameter, base, [(positive, alpha)], dither=dither)
 
     @property
     def alphas(self) -> list[Tensor]:

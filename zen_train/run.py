@@ -21,6 +21,7 @@ from zen_train.config import ExportSection, RunConfig
 from zen_train.data.load import data_module
 from zen_train.delta import BaseInfo
 from zen_train.delta.card import replace_card
+from zen_train.delta.export_options import WITHOUT_SIGNS
 from zen_train.errors import ConfigError, OutputError
 from zen_train.evaluate import Evaluator
 from zen_train.module import CausalLM
@@ -203,7 +204,7 @@ def _check_one_bit_training(config: RunConfig) -> None:
 
 def _check_directions(export: ExportSection) -> None:
     """What `export.code=directions` cannot be combined with: settings of signs."""
-    needed = {"planes": 1, "low_rank": 0, "scale": "row", "aware": False, "distill_steps": 0}
+    needed = {**WITHOUT_SIGNS, "aware": False, "distill_steps": 0}
     for setting, value in needed.items():
         if (found := getattr(export, setting)) != value:
             told, allowed = (str(word).lower() for word in (found, value))

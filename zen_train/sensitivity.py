@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from zen_train.aware import Scale, row_blocks, row_scale
+from zen_train.aware import Scale, code_scale, row_blocks
 from zen_train.delta.codec import encode
 from zen_train.distill import Batch, Logits
 
@@ -80,6 +80,10 @@ def coding_losses(
         batches: one draw of labels each; the relative standard error of a figure is sqrt(2 / batches) at worst.
     """
     generator = torch.Generator().manual_seed(seed)
+    alphas = {
+        name: code_scale(parameter.data, base[name], scale=scale, along_weight=along_weight)
+        for name, parameter in tuned.items()
+    }
     squares = {name: torch.zeros(2, dtype=torch.float64) for name in tuned}
     tokens = 0
     for batch in batches:
@@ -89,7 +93,7 @@ def coding_losses(
         tokens += log_p_NV.shape[0]
         for name, parameter in tuned.items():
             if parameter.grad is not None:
-                projected = _projections(parameter.grad, parameter.data, base[name], scale, along_weight)
+                projected = _projections(parameter.grad, parameter.data, base[name], alphas[name])
                 squares[name] += projected.square()
                 parameter.grad = None
     losses = {name: (0.5 * square / max(tokens, 1)).tolist() for name, square in squares.items()}
@@ -97,23 +101,14 @@ def coding_losses(
 
 
 @torch.no_grad()
-def _projections(gradient: Tensor, tuned: Tensor, base: Tensor, scale: Scale, along_weight: float) -> Tensor:
+def _projections(gradient: Tensor, tuned: Tensor, base: Tensor, alpha: Tensor) -> Tensor:
     """(<g, D>, <g, D - alpha sign D>), float64, for `D = tuned - base`."""
     along = torch.zeros((), dtype=torch.float64)
-    signed_R1, size_R1, square_R1 = torch.empty(3, tuned.shape[0], 1, dtype=torch.float64).unbind()
+    signed_R1 = torch.empty(tuned.shape[0], 1, dtype=torch.float64)
     for rows in row_blocks(tuned):
         delta_RK = tuned[rows].float() - base[rows].float()
         part_RK = gradient[rows]
         along += (part_RK * delta_RK).sum(dtype=torch.float64).cpu()
         signed_RK = torch.where(delta_RK >= 0, part_RK, -part_RK)
-        for sums_R1, values_RK in (
-            (signed_R1, signed_RK),
-            (size_R1, delta_RK.abs()),
-            (square_R1, delta_RK.square()),
-        ):
-            sums_R1[rows] = values_RK.sum(1, keepdim=True, dtype=torch.float64).cpu()
-    count = tuned.shape[1]
-    if scale == "matrix":
-        size_R1, square_R1, count = size_R1.sum().view(1, 1), square_R1.sum().view(1, 1), tuned.numel()
-    alpha = row_scale(size_R1, square_R1, count, along_weight)
-    return torch.stack([along, along - (alpha * signed_R1).sum()])
+        signed_R1[rows] = signed_RK.sum(1, keepdim=True, dtype=torch.float64).cpu()
+    return torch.stack([along, along - (alpha.cpu() * signed_R1).sum()])

@@ -2,6 +2,7 @@
 under test.
 """
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from zen_train.delta import ArtifactReport, BaseInfo, FolderSource, write_artifact
+from zen_train.delta import ArtifactReport, BaseInfo, DeltaArtifact, FolderSource, write_artifact
 
 _SMALL: dict[str, Any] = {
     "vocab_size": 50,
@@ -82,6 +83,16 @@ def export(pair: Pair, folder: Path, **options: Any) -> ArtifactReport:
         base_info=BaseInfo.from_folder(pair.base, name="tiny-base", licence="CC0-1.0"),
         **{"variant": "test", "step": 7} | options,
     )
+
+
+def damaged_copy(folder: Path, copy: Path, name: str, part: str) -> None:
+    """An artifact in one file, with one bit of a stored part flipped."""
+    stored = DeltaArtifact.open(folder).part(name, part).view(torch.uint8).numpy().tobytes()
+    shutil.copytree(folder, copy)
+    path = copy / "delta.safetensors"
+    raw = path.read_bytes()
+    start = raw.index(stored)
+    path.write_bytes(raw[:start] + bytes([raw[start] ^ 1]) + raw[start + 1 :])
 
 
 def one_bit(base: torch.Tensor, tuned: torch.Tensor, *, transposed: bool = False) -> torch.Tensor:

@@ -1,12 +1,11 @@
 """An artifact of coded singular directions: base plus product, described by itself, and never half read."""
 
 import json
-import shutil
 
 import pytest
 import torch
 
-from tests.delta.models import export, make_pair
+from tests.delta.models import damaged_copy, export, make_pair
 from tests.delta.test_vocabulary import grow
 from zen_train.delta import DeltaArtifact, FolderSource, iter_applied, verify_artifact
 from zen_train.delta.export_options import ExportOptions
@@ -83,15 +82,7 @@ def test_a_matrix_beyond_its_bound_goes_the_way_of_signs(tmp_path):
 def test_a_damaged_part_is_found(tmp_path, part):
     pair = make_pair(tmp_path)
     export(pair, tmp_path / "delta", embedding="sign", code="directions", direction_bits=3.0)
-    artifact = DeltaArtifact.open(tmp_path / "delta")
-    name = "model.layers.0.mlp.up_proj.weight"
-    pattern = artifact.part(name, part).view(torch.uint8).numpy().tobytes()
-    del artifact
-    shutil.copytree(tmp_path / "delta", tmp_path / "damaged")
-    path = tmp_path / "damaged" / "delta.safetensors"
-    raw = path.read_bytes()
-    start = raw.index(pattern)
-    path.write_bytes(raw[:start] + bytes([raw[start] ^ 1]) + raw[start + 1 :])
+    damaged_copy(tmp_path / "delta", tmp_path / "damaged", "model.layers.0.mlp.up_proj.weight", part)
     for read in (
         lambda: dict(iter_applied(DeltaArtifact.open(tmp_path / "damaged"), FolderSource(pair.base))),
         lambda: verify_artifact(tmp_path / "damaged"),

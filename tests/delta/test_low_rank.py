@@ -1,12 +1,11 @@
 """A low-rank part beside the signs: near the best of its rank, described by the artifact, and never lost or skipped."""
 
 import json
-import shutil
 
 import pytest
 import torch
 
-from tests.delta.models import export, make_pair
+from tests.delta.models import damaged_copy, export, make_pair
 from zen_train.delta import DeltaArtifact, FolderSource, iter_applied, verify_artifact
 from zen_train.delta.codec import decode
 from zen_train.delta.low_rank import leading_factors
@@ -89,13 +88,7 @@ def test_a_damaged_factor_is_found(tmp_path):
     export(pair, tmp_path / "delta", low_rank=2)
     artifact = DeltaArtifact.open(tmp_path / "delta")
     name = next(name for name, entry in artifact.config.tensors.items() if entry.rank)
-    pattern = artifact.part(name, "u").view(torch.uint8).numpy().tobytes()
-    del artifact
-    shutil.copytree(tmp_path / "delta", tmp_path / "damaged")
-    path = tmp_path / "damaged" / "delta.safetensors"
-    raw = path.read_bytes()
-    start = raw.index(pattern)
-    path.write_bytes(raw[:start] + bytes([raw[start] ^ 1]) + raw[start + 1 :])
+    damaged_copy(tmp_path / "delta", tmp_path / "damaged", name, "u")
     damaged = DeltaArtifact.open(tmp_path / "damaged")
     with pytest.raises(DeltaError, match=r"\.u has digest"):
         dict(iter_applied(damaged, FolderSource(pair.base)))

@@ -127,8 +127,8 @@ class DeltaArtifact:
                 raise DeltaError(f"{self.folder}: {name}: {error}") from error
         return planes
 
-    def directions(self, name: str, *, check_digest: bool = False) -> torch.Tensor:
-        """What coded directions add, float32 in the stored shape, with values and padding checked."""
+    def direction_parts(self, name: str, *, check_digest: bool = False) -> Directions:
+        """Coded directions as they are stored, with values and padding checked."""
         entry = self.entry(name)
 
         def part(what: str, plane: int = 0) -> torch.Tensor:
@@ -140,12 +140,16 @@ class DeltaArtifact:
             tuple(part("left", plane) for plane in planes),
             part("scales"),
         )
-        columns = matrix_shape(entry.shape, entry.transposed)[-1]
         try:
-            check_directions(parts, columns)
+            check_directions(parts, matrix_shape(entry.shape, entry.transposed)[-1])
         except DeltaError as error:
             raise DeltaError(f"{self.folder}: {name}: {error}") from error
-        product = directions_product(parts, columns)
+        return parts
+
+    def directions(self, name: str, *, check_digest: bool = False) -> torch.Tensor:
+        """What coded directions add, float32 in the stored shape."""
+        entry, parts = self.entry(name), self.direction_parts(name, check_digest=check_digest)
+        product = directions_product(parts, matrix_shape(entry.shape, entry.transposed)[-1])
         return product.mT.contiguous() if entry.transposed else product
 
     def shifted_base(self, name: str, base: torch.Tensor, *, check_digest: bool = False) -> torch.Tensor:

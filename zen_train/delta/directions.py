@@ -63,7 +63,7 @@ def encode_directions(
     if not most or not bool(changed.any()) or not all_finite(changed):
         return None
     matrices_ENK = delta.reshape(-1, rows, columns)
-    factors = [_factors(delta_NK, most) for delta_NK in matrices_ENK]
+    factors = [singular_factors(delta_NK, most) for delta_NK in matrices_ENK]
     square_R = torch.stack([square for _, _, square in factors]).mean(0)
     bits_R = torch.tensor(spread_bits(square_R.tolist(), rows=rows, columns=columns, bits=bits))
     order = torch.sort(bits_R, descending=True, stable=True).indices[: int((bits_R > 0).sum())]
@@ -94,7 +94,7 @@ def encode_directions(
     )
 
 
-def _factors(delta_NK: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def singular_factors(delta_NK: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The leading `sqrt(sigma) u` `[R, N]` and `sqrt(sigma) v` `[R, K]` in float32, and sigma^2 `[R]` in float64."""
     wide = delta_NK.shape[0] < delta_NK.shape[1]
     tall = (delta_NK.mT if wide else delta_NK).to(torch.float64)

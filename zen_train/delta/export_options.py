@@ -12,6 +12,8 @@ EmbeddingRule = Literal["auto", "sign", "dense"]
 Code = Literal["signs", "directions"]
 CODES: tuple[Code, ...] = ("signs", "directions")
 EMBEDDING_RULES: tuple[EmbeddingRule, ...] = ("auto", "sign", "dense")
+WITHOUT_SIGNS = {"planes": 1, "low_rank": 0, "scale": "row"}
+"""What `code="directions"` leaves of the settings of signs: their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +72,7 @@ def _check_code(options: ExportOptions) -> None:
     if not 0.0 < options.direction_bits < float("inf"):
         raise DeltaError(f"direction_bits={options.direction_bits} is not possible; more than 0 is needed")
     if options.code == "directions":
-        for setting, needed in {"planes": 1, "low_rank": 0, "scale": "row"}.items():
+        for setting, needed in WITHOUT_SIGNS.items():
             if (found := getattr(options, setting)) != needed:
                 raise DeltaError(
                     f"code=directions needs {setting}={needed}, found {found!r}; or use code=signs"

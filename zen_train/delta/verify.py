@@ -88,7 +88,7 @@ def _content_problems(artifact: DeltaArtifact) -> Iterator[DeltaError]:
         try:
             artifact.planes(name, check_digest=True)
             if entry.directions:
-                artifact.directions(name, check_digest=True)
+                artifact.direction_parts(name, check_digest=True)
             for suffix in ("dense", "rows", "u", "v"):
                 if suffix in entry.parts:
                     artifact.whole(name, suffix, check_digest=True)

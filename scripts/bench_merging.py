@@ -1,9 +1,10 @@
 """Merging rules on the same runs: held-out loss at the end and smoothness of its curve, against no merging.
 
-python scripts/bench_merging.py --work DIR [--variants math legal coder] [--seeds 0 1 2] [--rules none mean ...]
+python scripts/bench_merging.py --work DIR [--variants math legal coder] [--seeds 0 1 2] [--rules none mean ...] [--beside 2]
 
 Runs of 120 steps at scale=quick with a merge every 20 and a validation every 5, the upper six blocks trained (the rest,
-embedding and head frozen, to afford it: three to four minutes a run on two cores). Each rule has the gate that runs
+embedding and head frozen, to afford it). `--beside N` shares the cores among N runs at a time: on two cores two runs of
+one thread each need less than two of two threads after one another. Each rule has the gate that runs
 have by default (a merge that makes validation worse is taken back) and, as `RULE always`, none. Runs are kept in DIR
 and not repeated; the summary is over all pairs of variant and seed that have the rule and `none`, with 95 % intervals
 (bootstrap over pairs). Roughness of a curve is the mean |second difference| of its validation losses from the first
@@ -16,6 +17,8 @@ import argparse
 import csv
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -39,19 +42,22 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--rules", nargs="*", default=RULES, choices=RULES)
     parser.add_argument("--always", action="store_true", help="also without the gate")
+    parser.add_argument("--beside", type=int, default=1, metavar="N", help="runs at a time")
     arguments = parser.parse_args()
     methods = list(arguments.rules)
     methods += [f"{rule} always" for rule in arguments.rules if arguments.always and rule != "none"]
+    runs = list(product(arguments.seeds, arguments.variants, methods))
+    threads = max(1, torch.get_num_threads() // arguments.beside)
+    with ThreadPoolExecutor(arguments.beside) as pool:
+        curves = list(pool.map(lambda run: curve(arguments.work, *run, threads=threads), runs))
     found: dict[str, dict[tuple[str, int], Curve]] = {method: {} for method in methods}
-    for seed in arguments.seeds:
-        for variant in arguments.variants:
-            for method in methods:
-                found[method][variant, seed] = curve(arguments.work, variant, seed, method)
+    for (seed, variant, method), points in zip(runs, curves, strict=True):
+        found[method][variant, seed] = points
     report(found)
     return 0
 
 
-def curve(work: Path, variant: str, seed: int, method: str) -> Curve:
+def curve(work: Path, seed: int, variant: str, method: str, *, threads: int) -> Curve:
     """Validation losses of a run, trained now when it is not there."""
     folder = work / f"{variant}-{seed}-{method.replace(' ', '-')}"
     done = folder / "metrics.json"
@@ -66,11 +72,11 @@ def curve(work: Path, variant: str, seed: int, method: str) -> Curve:
             f"trainer.checkpoint_every_n_steps={STEPS}",
             "tuning.freeze_layers=24",
             "tuning.freeze_embeddings=true",
-            "data.eval_tokens=4096",
+            "data.eval_tokens=2048",
             f"seed={seed}",
             f"data.seed={seed}",
         ]
-        train(folder, variant, words)
+        train(folder, variant, words, threads=threads)
         shutil.rmtree(folder / "checkpoints")
     with (folder / "curves.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -38,11 +39,17 @@ class Run:
                 yield name, file.get_tensor(name)
 
 
-def train(folder: Path, variant: str, words: list[str]) -> None:
-    """The command that a user would type, into `folder`, without its evaluation: the benches measure by themselves."""
+def train(folder: Path, variant: str, words: list[str], *, threads: int | None = None) -> None:
+    """The command that a user would type, into `folder`, without its evaluation: the benches measure by themselves.
+
+    `threads`: of the run, where several run beside each other; None: as many as torch takes.
+    """
     fixed = [f"+variant={variant}", "scale=quick", f"output_dir={folder}", "overwrite=true"]
     quiet = ["evaluate.enabled=false", "logger.wandb.mode=disabled"]
-    subprocess.run([sys.executable, "-m", "zen_train", *fixed, *quiet, *words], check=True, stdout=sys.stderr)
+    environment = os.environ if threads is None else os.environ | {"OMP_NUM_THREADS": str(threads)}
+    subprocess.run(
+        [sys.executable, "-m", "zen_train", *fixed, *quiet, *words], check=True, stdout=sys.stderr, env=environment
+    )
 
 
 def trained(folder: Path, variant: str, *, steps: int, learning_rate: float, words: list[str]) -> Run:

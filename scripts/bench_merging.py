@@ -1,6 +1,6 @@
 """Merging rules on the same runs: held-out loss at the end and smoothness of its curve, against no merging.
 
-python scripts/bench_merging.py --work DIR [--variants math legal coder] [--seeds 0 1 2] [--rules none mean ...] [--beside 2]
+python scripts/bench_merging.py --work DIR [--variants math legal coder] [--seeds 0 1 2] [--rules none ...] [--beside 2]
 
 Runs of 120 steps at scale=quick with a merge every 20 and a validation every 5, the upper six blocks trained (the rest,
 embedding and head frozen, to afford it). `--beside N` shares the cores among N runs at a time: on two cores two runs of

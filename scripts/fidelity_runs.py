@@ -48,7 +48,10 @@ def train(folder: Path, variant: str, words: list[str], *, threads: int | None =
     quiet = ["evaluate.enabled=false", "logger.wandb.mode=disabled"]
     environment = os.environ if threads is None else os.environ | {"OMP_NUM_THREADS": str(threads)}
     subprocess.run(
-        [sys.executable, "-m", "zen_train", *fixed, *quiet, *words], check=True, stdout=sys.stderr, env=environment
+        [sys.executable, "-m", "zen_train", *fixed, *quiet, *words],
+        check=True,
+        stdout=sys.stderr,
+        env=environment,
     )
 
 

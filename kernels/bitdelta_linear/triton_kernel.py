@@ -7,7 +7,8 @@ Legend: T tokens, K inputs, N outputs, V variants, P sign planes, B = ceil(K / 8
 Both work on W @ x^T: weights are the M side of the tensor-core instruction, so few tokens waste nothing. Tokens come
 sorted by variant: `order_ptr` holds token numbers, `start_ptr` the first place of each of V + 2 groups (base, the V
 variants, indices out of range). Rows of the last group become NaN. Nothing here looks at values on the host. B is an
-argument, not computed from K, so that its divisibility by 16 is known and sign loads are wide.
+argument, not computed from K, so that its divisibility by 16 is known and sign loads are wide. Slots lie `sign_stride`
+bytes apart.
 
 `decode_kernel` reads each W tile once for all tokens and, for each variant that occurs, its sign tile once; only the
 variant's own columns of x are fetched, so one accumulator serves all variants and the scale is applied once at the end.
@@ -59,6 +60,7 @@ def decode_kernel(
     K,
     B,
     V,
+    sign_stride,
     y_stride,
     x_stride,
     w_stride,
@@ -105,7 +107,7 @@ def decode_kernel(
             hi = tl.load(start_ptr + v + 2)
             if hi > lo:
                 mine = (place >= lo) & (place < hi)  # only these columns of x are fetched
-                plane_ptr = sign_ptr + (v * PLANES + p) * plane_bytes
+                plane_ptr = sign_ptr + v * tl.cast(sign_stride, tl.int64) + p * plane_bytes
                 for k0 in range(0, K, BLOCK_K):
                     k = k0 + tl.arange(0, BLOCK_K)
                     x = tl.load(
@@ -155,6 +157,7 @@ def prefill_kernel(
     K,
     B,
     V,
+    sign_stride,
     y_stride,
     x_stride,
     w_stride,
@@ -189,6 +192,7 @@ def prefill_kernel(
     if not HAS_W and group == 0:
         return
     slot = tl.where(has_delta, group - 1, 0).to(tl.int64)
+    plane_bytes = tl.cast(N, tl.int64) * B
 
     rows = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     row_ok = rows < N
@@ -218,7 +222,8 @@ def prefill_kernel(
             step = tl.where(has_delta, scale, 0.0)[:, None]
             if HAS_COL:
                 step = step * tl.load(col_ptr + (slot * PLANES + p) * K + k, mask=k < K, other=0.0)[None, :]
-            sign = expand_signs(sign_ptr + (slot * PLANES + p) * N * B, wide_rows, row_ok, k0, B, BLOCK_K)
+            plane_ptr = sign_ptr + slot * sign_stride + p * plane_bytes
+            sign = expand_signs(plane_ptr, wide_rows, row_ok, k0, B, BLOCK_K)
             w += tl.where(sign, step, -step)
         if x.dtype == tl.bfloat16:
             w = dither(w, k[None, :])

@@ -1,8 +1,8 @@
 """Choice and launch of the Triton kernels of operator 1, without a host synchronisation.
 
-Contract: contiguous `sign [V, P, N, B]`, `row_scale [V, P, N or 1]`, `col_scale [V, P, K]`; x, weight and y with unit
-inner stride (others are copied). Up to DECODE_TOKENS tokens take the decode kernel, more take the prefill kernel. The
-tile sizes are autotuned on a GPU; the interpreter takes the first configuration of each list.
+Contract: `sign [V, P, N, B]` whose slots may lie apart, contiguous `row_scale [V, P, N or 1]`, `col_scale [V, P, K]`; x,
+weight and y with unit inner stride (others are copied). Up to DECODE_TOKENS tokens take the decode kernel, more take
+the prefill kernel. The tile sizes are autotuned on a GPU; the interpreter takes the first configuration of each list.
 """
 
 from functools import cache
@@ -97,7 +97,9 @@ def launch_linear(
     if tokens == 0:
         return
     target = y if y.stride(1) == 1 else y.contiguous()
-    x, sign, row_scale = _rows(x), sign.contiguous(), row_scale.contiguous()
+    x, row_scale = _rows(x), row_scale.contiguous()
+    if not sign[0].is_contiguous():  # slots may lie apart, parts of a larger buffer
+        sign = sign.contiguous()
     weight = None if weight is None else _rows(weight)
     order, group, start = sort_tokens(variant, variants)
     shared = {
@@ -115,6 +117,7 @@ def launch_linear(
         "K": k,
         "B": sign.shape[3],
         "V": variants,
+        "sign_stride": sign.stride(0),
         "y_stride": target.stride(0),
         "x_stride": x.stride(0),
         "w_stride": 0 if weight is None else weight.stride(0),

@@ -1,6 +1,7 @@
-"""What the operators share: the bank of deltas, argument checks, the choice of a backend."""
+"""What the operators share: the banks of deltas, argument checks, the choice of a backend."""
 
 from .backend import BACKENDS, choose_backend
 from .bank import DeltaBank
+from .direction_bank import DirectionBank
 
-__all__ = ["BACKENDS", "DeltaBank", "choose_backend"]
+__all__ = ["BACKENDS", "DeltaBank", "DirectionBank", "choose_backend"]

@@ -38,6 +38,10 @@ def register_fakes() -> None:
     def _(x: Tensor, weight: Tensor, *_: object) -> Tensor:
         return x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32)
 
+    @torch.library.register_fake("zen_train::cpu_direction_rows")
+    def _(rows: Tensor, *_: object) -> Tensor:
+        return torch.empty_like(rows)
+
     @torch.library.register_fake("zen_train::cpu_top")
     def _(scores: Tensor, *_: object) -> tuple[Tensor, Tensor]:
         return scores.new_empty(scores.shape[0]), scores.new_empty(scores.shape[0], dtype=torch.int64)

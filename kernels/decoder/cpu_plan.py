@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zen_train.kernels.common import DirectionBank
 from zen_train.kernels.cpu import path_number
 
 from .prepare import PreparedBlocks
@@ -21,7 +22,7 @@ ALL_TOKENS = 1 << 40
 
 
 def layer_tensors(stack: PreparedBlocks) -> list[Tensor | None]:
-    """The tensors of all layers in the operator's order, 17 for each."""
+    """The tensors of all layers in the operator's order, 45 for each."""
     flat: list[Tensor | None] = []
     for block in stack.blocks:
         flat += [
@@ -37,7 +38,19 @@ def layer_tensors(stack: PreparedBlocks) -> list[Tensor | None]:
         ]
         for bank in (block.qkv_bank, block.o_bank, block.gate_up_bank, block.down_bank):
             flat += [bank.sign_VPNB, bank.row_scale_VPN]
+        for directions in (
+            block.qkv_directions,
+            block.o_directions,
+            block.gate_up_directions,
+            block.down_directions,
+        ):
+            flat += direction_tensors(directions)
     return flat
+
+
+def direction_tensors(directions: DirectionBank | None) -> list[Tensor | None]:
+    """Seven, of a matrix; None without directions."""
+    return directions.tensors() if directions is not None else [None] * 7
 
 
 def shape_numbers(shape: DecoderShape) -> tuple[int, int, int, int, float]:
@@ -75,6 +88,7 @@ def cpu_stack(
         batch.position_T,
         batch.sequence_T,
         batch.plane_PT,
+        batch.direction_T,
         batch.vector_T,
         batch.page_table_SJ,
         rotary.cos,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from zen_train.kernels.bitdelta_linear.registration import check_values
-from zen_train.kernels.common import DeltaBank
+from zen_train.kernels.common import DeltaBank, DirectionBank
 from zen_train.kernels.common import choose_backend as choose_one_bit
 from zen_train.kernels.cpu import load, path_number
 
@@ -115,15 +115,25 @@ def rms_norm(x_TD: Tensor, weight_MD: Tensor, vector_T: Tensor, eps: float) -> T
 
 
 def head_logits(
-    x_TK: Tensor, weight_NK: Tensor, bank: DeltaBank, plane_PT: Tensor, *, backend: str = "auto"
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    bank: DeltaBank,
+    plane_PT: Tensor,
+    *,
+    directions: DirectionBank | None = None,
+    direction_T: Tensor | None = None,
+    backend: str = "auto",
 ) -> Tensor:
-    """Scores of all words, float32 `[T, N]`: `x W^T` plus the one-bit term of each of the token's slots.
+    """Scores of all words, float32 `[T, N]`: `x W^T` plus the one-bit term of each of the token's slots, or its
+    directions'.
 
     Args:
         x_TK: normed hidden states of the tokens that want scores (select the rows first).
         weight_NK: the head, or the embedding table where both are one; dtype of x.
         bank: deltas of the head, one plane.
         plane_PT: int32, the slots of these tokens.
+        directions: coded directions of the head, in the bank's memory.
+        direction_T: int32, the slot whose directions are the token's, -1 for none.
         backend: as for `decoder_stack`.
 
     Raises:
@@ -133,13 +143,29 @@ def head_logits(
     chosen = choose_backend(backend, x_TK.device, only_torch=only_torch)
     if chosen == "cpu":
         return torch.ops.zen_train.cpu_head(
-            x_TK, weight_NK, bank.sign_VPNB, bank.row_scale_VPN, plane_PT, path_number()
+            x_TK,
+            weight_NK,
+            bank.sign_VPNB,
+            bank.row_scale_VPN,
+            plane_PT,
+            [] if directions is None else directions.tensors(),
+            direction_T,
+            path_number(),
         )
     if chosen == "reference":
         for plane_T in plane_PT:
             check_values(bank.sign_VPNB, bank.row_scale_VPN, bank.col_scale_VPK, plane_T)
-        return linear_planes(x_TK.to(torch.float32), weight_NK, bank, plane_PT)
-    return linear(x_TK, weight_NK, bank, plane_PT, one_bit=_one_bit(chosen)).to(torch.float32)
+        return linear_planes(x_TK.to(torch.float32), weight_NK, bank, plane_PT, directions, direction_T)
+    scores_TN = linear(
+        x_TK,
+        weight_NK,
+        bank,
+        plane_PT,
+        directions=directions,
+        direction_T=direction_T,
+        one_bit=_one_bit(chosen),
+    )
+    return scores_TN.to(torch.float32)
 
 
 def top_scores(scores_TN: Tensor) -> tuple[Tensor, Tensor]:

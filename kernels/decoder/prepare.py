@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zen_train.kernels.common import DeltaBank
+from zen_train.kernels.common import DeltaBank, DirectionBank
 
 from .types import Block, DecoderShape, KvPool, Rotary, TokenBatch
 
@@ -63,6 +63,18 @@ def _check_bank(name: str, bank: DeltaBank, slots: int, size: tuple[int, int], d
         raise ValueError(
             f"{name} has (slots, planes, N, K) = {got} on {bank.device}; needed: {(slots, 1, *size)} on {device}. "
             "A variant of several planes uses several slots of one plane."
+        )
+
+
+def _check_directions(
+    name: str, bank: DirectionBank | None, slots: int, size: tuple[int, int], device: torch.device
+) -> None:
+    if bank is None:
+        return
+    got = (bank.variants, bank.out_features, bank.in_features)
+    if got != (slots, *size) or bank.device != device:
+        raise ValueError(
+            f"{name} has (slots, N, K) = {got} on {bank.device}; needed: {(slots, *size)} on {device}."
         )
 
 
@@ -120,6 +132,13 @@ def prepare_blocks(blocks: Sequence[Block], *, shape: DecoderShape) -> PreparedB
             bank: DeltaBank = getattr(block, f"{name}_bank")
             _check_bank(f"blocks[{at}].{name}_bank", bank, slots, size, device)
             only_torch |= bank.left_VNR is not None or bank.col_scale_VPK is not None
+            directions: DirectionBank | None = getattr(block, f"{name}_directions")
+            _check_directions(f"blocks[{at}].{name}_directions", directions, slots, size, device)
+            if (directions is None) != (first.qkv_directions is None):
+                raise ValueError(
+                    f"blocks[{at}].{name}_directions is given or None unlike blocks[0].qkv_directions; give it in all "
+                    "matrices of all blocks or in none."
+                )
         rows = {
             "attention_norm_MD": d,
             "mlp_norm_MD": d,
@@ -178,8 +197,11 @@ def check_call(
         raise _refuse(*wrong, "int32 of two dimensions")
     _expect("page_table_SJ", table, torch.int32, tuple(table.shape), device)
     _expect("plane_PT", batch.plane_PT, torch.int32, (batch.plane_PT.shape[0], tokens), device)
-    for name in ("position_T", "sequence_T", "vector_T"):
-        _expect(name, getattr(batch, name), torch.int32, (tokens,), device)
+    for name in ("position_T", "sequence_T", "vector_T", "direction_T"):
+        if (index := getattr(batch, name)) is not None:
+            _expect(name, index, torch.int32, (tokens,), device)
+    if batch.direction_T is not None and stack.blocks[0].qkv_directions is None:
+        raise ValueError("direction_T is given, but the blocks have no directions. Leave it out.")
     half = shape.head_dim // 2
     for name, angle in (("cos", rotary.cos), ("sin", rotary.sin)):
         _expect(name, angle, torch.float32, (rotary.cos.shape[0], half), device)
@@ -196,13 +218,15 @@ def check_indices(stack: PreparedBlocks, batch: TokenBatch, kv: KvPool, rotary: 
     sequences, table_pages = batch.page_table_SJ.shape
     pages, page_tokens = kv.kv.shape[2], kv.page_tokens
     positions = min(table_pages * page_tokens, rotary.cos.shape[0])
-    bounds = (
+    bounds = [
         ("position_T", batch.position_T, 0, positions),
         ("sequence_T", batch.sequence_T, 0, sequences),
         ("vector_T", batch.vector_T, 0, stack.vectors),
         ("plane_PT", batch.plane_PT, -1, stack.slots),
         ("page_table_SJ", batch.page_table_SJ, -1, pages),
-    )
+    ]
+    if batch.direction_T is not None:
+        bounds.append(("direction_T", batch.direction_T, -1, stack.slots))
     for name, values, low, end in bounds:
         bad = ((values < low) | (values >= end)).nonzero()
         if bad.shape[0]:

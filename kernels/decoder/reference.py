@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from zen_train.kernels.bitdelta_linear.reference import dense_delta, low_rank_term
-from zen_train.kernels.common import DeltaBank
+from zen_train.kernels.common import DeltaBank, DirectionBank
+from zen_train.kernels.directions_linear.reference import dense_directions
 
 from .types import Block, DecoderShape, KvPool, Rotary, TokenBatch
 
@@ -27,8 +28,15 @@ def rotate_reference(x_THE: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def linear_planes(x_TK: Tensor, weight_NK: Tensor, bank: DeltaBank, plane_PT: Tensor) -> Tensor:
-    """`x W^T` plus the one-bit term of each of the token's slots, in the dtype of x."""
+def linear_planes(
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    bank: DeltaBank,
+    plane_PT: Tensor,
+    directions: DirectionBank | None = None,
+    direction_T: Tensor | None = None,
+) -> Tensor:
+    """`x W^T` plus the one-bit term of each of the token's slots and that of its directions, in the dtype of x."""
     out_TN = x_TK @ weight_NK.to(x_TK.dtype).T
     for slot in plane_PT.unique().tolist():
         if slot < 0:
@@ -41,6 +49,10 @@ def linear_planes(x_TK: Tensor, weight_NK: Tensor, bank: DeltaBank, plane_PT: Te
     if bank.left_VNR is not None and bank.right_VRK is not None:
         for plane_T in plane_PT:
             out_TN = out_TN + low_rank_term(x_TK, bank.left_VNR, bank.right_VRK, plane_T).to(x_TK.dtype)
+    if directions is not None and direction_T is not None:
+        for slot in direction_T[direction_T >= 0].unique().tolist():
+            term_TN = x_TK @ dense_directions(directions, slot, x_TK.dtype).T
+            out_TN = out_TN + term_TN * (direction_T == slot).to(x_TK.dtype).unsqueeze(1)
     return out_TN
 
 
@@ -77,14 +89,17 @@ def block_reference(
     x_TD: Tensor, layer: int, block: Block, shape: DecoderShape, batch: TokenBatch, kv: KvPool, rotary: Rotary
 ) -> Tensor:
     """One block."""
-    wide, vector_T, plane_PT = x_TD.dtype, batch.vector_T.long(), batch.plane_PT
+    wide, vector_T = x_TD.dtype, batch.vector_T.long()
     tokens, h, g, e = x_TD.shape[0], shape.heads, shape.kv_heads, shape.head_dim
 
     def table(vectors: Tensor) -> Tensor:
         return vectors[vector_T].to(wide)
 
+    def linear(x_TK: Tensor, weight_NK: Tensor, bank: DeltaBank, directions: DirectionBank | None) -> Tensor:
+        return linear_planes(x_TK, weight_NK, bank, batch.plane_PT, directions, batch.direction_T)
+
     normed = norm_reference(x_TD, table(block.attention_norm_MD), shape.norm_eps)
-    qkv = linear_planes(normed, block.qkv_NK, block.qkv_bank, plane_PT)
+    qkv = linear(normed, block.qkv_NK, block.qkv_bank, block.qkv_directions)
     if block.qkv_bias_MN is not None:
         qkv = qkv + table(block.qkv_bias_MN)
     q, k, v = (
@@ -99,10 +114,11 @@ def block_reference(
     q, k = rotate_reference(q, cos, sin), rotate_reference(k, cos, sin)
     write_reference(k, v, layer, batch, kv)
     attended = attention_reference(q, layer, shape, batch, kv)
-    x_TD = x_TD + linear_planes(attended, block.o_NK, block.o_bank, plane_PT)
+    x_TD = x_TD + linear(attended, block.o_NK, block.o_bank, block.o_directions)
     normed = norm_reference(x_TD, table(block.mlp_norm_MD), shape.norm_eps)
-    gate, up = linear_planes(normed, block.gate_up_NK, block.gate_up_bank, plane_PT).chunk(2, dim=1)
-    return x_TD + linear_planes(torch.nn.functional.silu(gate) * up, block.down_NK, block.down_bank, plane_PT)
+    gate, up = linear(normed, block.gate_up_NK, block.gate_up_bank, block.gate_up_directions).chunk(2, dim=1)
+    hidden = torch.nn.functional.silu(gate) * up
+    return x_TD + linear(hidden, block.down_NK, block.down_bank, block.down_directions)
 
 
 def stack_reference(

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from zen_train.kernels.bitdelta_linear import bitdelta_add_, bitdelta_linear
-from zen_train.kernels.common import DeltaBank
+from zen_train.kernels.common import DeltaBank, DirectionBank
+from zen_train.kernels.directions_linear import directions_add_
 
 from .types import Block, DecoderShape, KvPool, Rotary, TokenBatch
 
@@ -32,14 +33,24 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def linear(
-    x_TK: Tensor, weight_NK: Tensor, bank: DeltaBank, plane_PT: Tensor, *, one_bit: str = "auto"
+    x_TK: Tensor,
+    weight_NK: Tensor,
+    bank: DeltaBank,
+    plane_PT: Tensor,
+    *,
+    directions: DirectionBank | None = None,
+    direction_T: Tensor | None = None,
+    one_bit: str = "auto",
 ) -> Tensor:
-    """Base product plus the term of each plane, `[T, N]`."""
+    """Base product plus the term of each plane and that of the directions, `[T, N]`."""
     if plane_PT.shape[0] == 0:
-        return torch.nn.functional.linear(x_TK, weight_NK)
-    out_TN = bitdelta_linear(x_TK, weight_NK, bank, plane_PT[0], backend=one_bit)
+        out_TN = torch.nn.functional.linear(x_TK, weight_NK)
+    else:
+        out_TN = bitdelta_linear(x_TK, weight_NK, bank, plane_PT[0], backend=one_bit)
     for plane_T in plane_PT[1:]:
         bitdelta_add_(out_TN, x_TK, bank, plane_T, backend=one_bit)
+    if directions is not None and direction_T is not None:
+        directions_add_(out_TN, x_TK, directions, direction_T, backend=one_bit)
     return out_TN
 
 
@@ -105,9 +116,14 @@ def _block(
     one_bit: str,
 ) -> Tensor:
     tokens, h, g, e = x_TD.shape[0], shape.heads, shape.kv_heads, shape.head_dim
-    planes, vector = batch.plane_PT, batch.vector_T
+    vector = batch.vector_T
+
+    def product(x_TK: Tensor, weight_NK: Tensor, bank: DeltaBank, directions: DirectionBank | None) -> Tensor:
+        slots = {"directions": directions, "direction_T": batch.direction_T}
+        return linear(x_TK, weight_NK, bank, batch.plane_PT, **slots, one_bit=one_bit)
+
     normed = norm_rows(x_TD, table_rows(block.attention_norm_MD, vector), shape.norm_eps)
-    qkv = linear(normed, block.qkv_NK, block.qkv_bank, planes, one_bit=one_bit)
+    qkv = product(normed, block.qkv_NK, block.qkv_bank, block.qkv_directions)
     if block.qkv_bias_MN is not None:
         qkv = (qkv + table_rows(block.qkv_bias_MN, vector)).to(x_TD.dtype)
     q, k, v = (part.reshape(tokens, -1, e) for part in qkv.split([h * e, g * e, g * e], dim=1))
@@ -119,11 +135,11 @@ def _block(
     layer_kv[0][places.page_T, :, places.place_T] = k
     layer_kv[1][places.page_T, :, places.place_T] = v
     attended = _attend(q, layer_kv, places)
-    x_TD = x_TD + linear(attended, block.o_NK, block.o_bank, planes, one_bit=one_bit)
+    x_TD = x_TD + product(attended, block.o_NK, block.o_bank, block.o_directions)
     normed = norm_rows(x_TD, table_rows(block.mlp_norm_MD, vector), shape.norm_eps)
-    gate, up = linear(normed, block.gate_up_NK, block.gate_up_bank, planes, one_bit=one_bit).chunk(2, dim=1)
+    gate, up = product(normed, block.gate_up_NK, block.gate_up_bank, block.gate_up_directions).chunk(2, dim=1)
     hidden = torch.nn.functional.silu(gate) * up
-    return x_TD + linear(hidden, block.down_NK, block.down_bank, planes, one_bit=one_bit)
+    return x_TD + product(hidden, block.down_NK, block.down_bank, block.down_directions)
 
 
 def torch_stack(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from zen_train.kernels.common import DeltaBank
+from zen_train.kernels.common import DeltaBank, DirectionBank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,11 @@ class Block:
     o_bank: DeltaBank
     gate_up_bank: DeltaBank
     down_bank: DeltaBank
+    qkv_directions: DirectionBank | None = None
+    """Coded directions in the memory of the bank's slots, in all matrices of all blocks or in none."""
+    o_directions: DirectionBank | None = None
+    gate_up_directions: DirectionBank | None = None
+    down_directions: DirectionBank | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,6 +76,8 @@ class TokenBatch:
     """int32; row of the vector tables, 0 for the base."""
     page_table_SJ: Tensor
     """int32; page numbers in order, -1 beyond the last."""
+    direction_T: Tensor | None = None
+    """int32; slot whose directions are the token's, -1: none (then its planes count). None: no token has any."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

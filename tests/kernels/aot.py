@@ -28,7 +28,7 @@ _POINTERS = {
     "start_ptr": "i32",
     "group_ptr": "i32",
 }
-_MULTIPLES_OF_16 = {"N", "K", "B", "y_stride", "x_stride", "w_stride"}
+_MULTIPLES_OF_16 = {"N", "K", "B", "sign_stride", "y_stride", "x_stride", "w_stride"}
 SHARED_LIMIT_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from zen_train.kernels.bitdelta_linear import dense_delta
-from zen_train.kernels.common import DeltaBank
+from zen_train.kernels.common import DeltaBank, DirectionBank
 from zen_train.kernels.decoder import Block, DecoderShape, KvPool, Rotary, TokenBatch
 from zen_train.kernels.decoder.reference import stack_reference
 from zen_train.kernels.decoder.torch_stack import torch_stack
+from zen_train.kernels.directions_linear import dense_directions
 
 OWN_ERRORS_ALLOWED = 2.0
 FLOAT32_ALLOWED = 1e-5
@@ -29,6 +30,8 @@ class Chunk:
     count: int
     slots: tuple[int, ...] = ()
     """Planes of the variant; empty: the base."""
+    directions: int = -1
+    """Slot whose coded directions the variant has, instead of planes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,10 @@ class Case:
 
 def _decode(positions: list[int], slots: list[tuple[int, ...]]) -> tuple[Chunk, ...]:
     return tuple(Chunk(start=p, count=1, slots=s) for p, s in zip(positions, slots, strict=True))
+
+
+def _directed(positions: list[int], slots: list[int]) -> tuple[Chunk, ...]:
+    return tuple(Chunk(start=p, count=1, directions=s) for p, s in zip(positions, slots, strict=True))
 
 
 DISTINCT = [(slot,) for slot in range(14)]
@@ -141,6 +148,65 @@ CASES = [
 ]
 
 
+CASES += [
+    Case(name="directions-T1-real", chunks=_directed([21], [3]), **REAL),
+    Case(name="directions-T2-real-and-base", chunks=(*_directed([21], [3]), *_decode([4], [()])), **REAL),
+    Case(name="directions-T2-real-and-signs", chunks=(*_directed([21], [3]), *_decode([40], [(0,)])), **REAL),
+    Case(
+        name="directions-T14-real",
+        chunks=(
+            *_directed(list(range(0, 35, 5)), list(range(7))),
+            *_decode([35, 40, 45, 50, 55, 60, 65], [(7,), (), (9,), (10,), (7,), (12,), (13,)]),
+        ),
+        **REAL,
+    ),
+    Case(name="directions-T16-real-one-variant", chunks=_directed(list(range(16)), [4] * 16), **REAL),
+    Case(
+        name="directions-odd-sizes",
+        chunks=(
+            *_decode([9, 2], [(1,), ()]),
+            Chunk(start=3, count=6, directions=3),
+            Chunk(start=0, count=3, directions=2),
+        ),
+        hidden=71,
+        heads=3,
+        kv_heads=1,
+        head_dim=10,
+        mlp=37,
+        page_tokens=5,
+    ),
+    Case(
+        name="directions-mixed",
+        chunks=(
+            Chunk(start=0, count=23, directions=0),
+            *_decode([31, 8], [(1,), ()]),
+            *_directed([9, 60], [0, 3]),
+            Chunk(start=16, count=40, slots=(2,)),
+            Chunk(start=7, count=9),
+        ),
+        norms=True,
+        bias=True,
+    ),
+    Case(
+        name="directions-T300-fold",
+        chunks=(
+            Chunk(start=0, count=140, directions=1),
+            Chunk(start=30, count=130, slots=(5,)),
+            *_directed([40, 12], [2, 1]),
+            Chunk(start=0, count=28, slots=(3, 4)),
+        ),
+        planes=2,
+        page_tokens=32,
+    ),
+    Case(
+        name="directions-T300-real",
+        chunks=(Chunk(start=11, count=300, directions=6),),
+        page_tokens=32,
+        **REAL,
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
     """All tensors of one case."""
@@ -160,9 +226,10 @@ class Inputs:
 def build(case: Case, dtype: torch.dtype, *, seed: int = 0) -> Inputs:
     """Make the inputs. Pages are scattered; places that no token may see hold NaN."""
     g = torch.Generator().manual_seed(seed)
-    variants = {(): 0}
+    variants: dict[tuple[tuple[int, ...], int], int] = {((), -1): 0}
     for chunk in case.chunks:
-        variants.setdefault(chunk.slots, len(variants))
+        variants.setdefault((chunk.slots, chunk.directions), len(variants))
+    directed = sorted({chunk.directions for chunk in case.chunks} - {-1})
     vectors = len(variants)
     d, e, f = case.hidden, case.head_dim, case.mlp
     n_qkv, wide = (case.heads + 2 * case.kv_heads) * e, case.heads * e
@@ -178,6 +245,26 @@ def build(case: Case, dtype: torch.dtype, *, seed: int = 0) -> Inputs:
 
     def vector(width: int) -> Tensor:
         return torch.rand(vectors, width, generator=g) + 0.5
+
+    def directions(bank: DeltaBank, rows: tuple[int, ...]) -> DirectionBank | None:
+        """The random bytes of those slots read as directions: most have one bit, some up to four."""
+        if not directed:
+            return None
+        held = DirectionBank.over(bank, rows)
+        for slot in directed:
+            for part, span in enumerate(held.spans()):
+                room = (span.stop - span.start) // 8
+                counts = [8 * count for count in (room // 2, room // 4, room // 8, room // 8) if count]
+                held.describe(slot, part, counts or [8])
+                held.scale_VR[slot, span] *= (8 * room) ** -0.5
+        return held
+
+    def with_directions(block: Block) -> Block:
+        rows = {
+            "qkv": (wide, case.kv_heads * e, case.kv_heads * e), "o": (d,), "gate_up": (f, f), "down": (d,)
+        }  # fmt: skip
+        made = {f"{name}_directions": directions(getattr(block, f"{name}_bank"), rows[name]) for name in rows}
+        return replace(block, **made)
 
     blocks = [
         Block(
@@ -197,6 +284,7 @@ def build(case: Case, dtype: torch.dtype, *, seed: int = 0) -> Inputs:
         )
         for _ in range(case.layers)
     ]
+    blocks = [with_directions(block) for block in blocks]
     lengths = [chunk.start + chunk.count for chunk in case.chunks]
     needed = [-(-length // case.page_tokens) for length in lengths]
     pages = sum(needed) + 2
@@ -232,8 +320,9 @@ def build(case: Case, dtype: torch.dtype, *, seed: int = 0) -> Inputs:
             position_T=ints([chunk.start + i for _, chunk, i in per_token]),
             sequence_T=ints([s for s, _, _ in per_token]),
             plane_PT=plane,
-            vector_T=ints([variants[chunk.slots] for _, chunk, _ in per_token]),
+            vector_T=ints([variants[chunk.slots, chunk.directions] for _, chunk, _ in per_token]),
             page_table_SJ=table,
+            direction_T=ints([chunk.directions for _, chunk, _ in per_token]) if directed else None,
         ),
         kv=KvPool(kv=kv),
         rotary=Rotary(cos=angle.cos(), sin=angle.sin()),
@@ -255,7 +344,7 @@ def exact_result(inputs: Inputs) -> tuple[Tensor, Tensor]:
     return out, pool.kv
 
 
-def merged(block: Block, slots: list[int]) -> Block:
+def merged(block: Block, slots: list[int], direction: int) -> Block:
     """The block with one variant's deltas added to its weights, rounded to their dtype."""
     weights = {}
     for name in MATRICES:
@@ -266,6 +355,9 @@ def merged(block: Block, slots: list[int]) -> Block:
                 total
                 + dense_delta(bank.sign_VPNB[slot], bank.row_scale_VPN[slot], None, bank.in_features).double()
             )
+        if direction >= 0:
+            held: DirectionBank = getattr(block, f"{name}_directions")
+            total = total + dense_directions(held, direction, torch.float64)
         weights[f"{name}_NK"] = total.to(weight.dtype)
     return replace(block, **weights)
 
@@ -273,10 +365,15 @@ def merged(block: Block, slots: list[int]) -> Block:
 def own_result(inputs: Inputs) -> Tensor:
     """What PyTorch gets at this dtype when each variant is served alone as a dense model."""
     planes, out = inputs.batch.plane_PT, inputs.hidden.clone()
-    for column in {tuple(c) for c in planes.T.tolist()}:
-        mine = (planes == torch.tensor(column).unsqueeze(1)).all(dim=0)
-        blocks = tuple(merged(block, [slot for slot in column if slot >= 0]) for block in inputs.blocks)
-        batch = replace(inputs.batch, plane_PT=planes[:0])
+    directions = inputs.batch.direction_T
+    if directions is None:
+        directions = torch.full_like(planes[0], -1)
+    codes = torch.cat((planes, directions.unsqueeze(0)))
+    for column in {tuple(c) for c in codes.T.tolist()}:
+        mine = (codes == torch.tensor(column).unsqueeze(1)).all(dim=0)
+        slots = [slot for slot in column[:-1] if slot >= 0]
+        blocks = tuple(merged(block, slots, column[-1]) for block in inputs.blocks)
+        batch = replace(inputs.batch, plane_PT=planes[:0], direction_T=None)
         alone = torch_stack(inputs.hidden, blocks, inputs.shape, batch, inputs.pool(), inputs.rotary)
         out = torch.where(mine.unsqueeze(1), alone, out)
     return out

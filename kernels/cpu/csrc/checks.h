@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include <string>
+
 #include "zt.h"
 
 namespace zt {
@@ -32,6 +34,26 @@ inline at::Tensor rows_of(const at::Tensor& tensor) { return tensor.stride(-1) =
 
 inline void check_cpu(const at::Tensor& tensor, const char* name) {
   TORCH_CHECK_VALUE(tensor.device().is_cpu(), name, " is on ", tensor.device(), "; allowed: cpu. Move it first.");
+}
+
+inline void check_tensor(const at::Tensor& tensor, const char* name, at::ScalarType dtype, at::IntArrayRef sizes) {
+  check_cpu(tensor, name);
+  TORCH_CHECK_VALUE(tensor.scalar_type() == dtype && tensor.sizes() == sizes && tensor.is_contiguous(), name, " is ",
+                    tensor.scalar_type(), " of shape ", tensor.sizes(), ", strides ", tensor.strides(), "; needed: ",
+                    dtype, " of shape ", sizes, ", contiguous.");
+}
+
+inline const int32_t* indices(const at::Tensor& tensor, const char* name, at::IntArrayRef sizes, int64_t low, int64_t end) {
+  check_tensor(tensor, name, at::kInt, sizes);
+  const int32_t* values = tensor.const_data_ptr<int32_t>();
+  for (int64_t i = 0; i < tensor.numel(); ++i)
+    if (values[i] < low || values[i] >= end) {
+      const int64_t width = tensor.dim() == 2 ? tensor.size(1) : 1;
+      const std::string at = tensor.dim() == 2 ? std::to_string(i / width) + ", " + std::to_string(i % width)
+                                               : std::to_string(i);
+      TORCH_CHECK_VALUE(false, name, "[", at, "] is ", values[i], "; allowed: ", low, " to ", end - 1, ".");
+    }
+  return values;
 }
 
 // A bank of one plane without column scales, its tensors checked before.

@@ -4,8 +4,10 @@
 // Activations between products are float32; the inputs of products have the weights' dtype.
 #pragma once
 
+#include <array>
 #include <memory>
 
+#include "scratch.h"
 #include "zt.h"
 
 namespace zt {
@@ -78,10 +80,30 @@ class Product {
   virtual void warm(const Problem& p, int64_t piece) const = 0;
 };
 
-// `p` gives k, n, dtype, w_ld, the strides of the bank, y_ld and add; `wide`: y is float32.
+// `p` gives k, n, dtype, whether there is a w, w_ld, the strides of the bank, y_ld and add; y is float32.
 std::unique_ptr<Product> amx_product(const Problem& p, const Arrangement& arrangement, int workers);
 std::unique_ptr<Product> rowwise_product(const Problem& p, const Arrangement& arrangement, int workers, Path path);
 void amx_leave();  // at the end of a worker's work: gives the tile registers back
+
+constexpr float kPlane[8] = {1.0f, 0.5f, 0.25f, 0.125f, 0.0625f, 0.03125f, 0.015625f, 0.0078125f};
+
+// Coded directions of all slots of one matrix. Strides are in elements.
+struct DirectionView {
+  static constexpr int kMostParts = 3;
+  struct Part {
+    int64_t n0 = 0, n = 0;         // outputs
+    int64_t r0 = 0, stacked = 0;   // rows of `right`
+    Bank left;
+  };
+  int64_t stacked = 0;  // 0: the stack has no room for directions
+  Bank right;
+  int parts = 0;
+  std::array<Part, kMostParts> part;
+  const float* scale = nullptr;    // [V, R]
+  const int16_t* home = nullptr;   // [V, R]
+  const uint8_t* plane = nullptr;  // [V, R]
+  int64_t scale_v = 0, home_v = 0, plane_v = 0;
+};
 
 // All blocks for one batch. Pointers stay owned by the caller.
 struct LayerView {
@@ -91,6 +113,7 @@ struct LayerView {
     const void* w = nullptr;
     int64_t w_ld = 0;
     Bank bank;
+    DirectionView directions;
   } qkv, o, gate_up, down;
 };
 
@@ -106,6 +129,7 @@ struct StackView {
 struct BatchView {
   int64_t tokens = 0;
   const int32_t *position = nullptr, *sequence = nullptr, *vector = nullptr;  // [T]
+  const int32_t* direction = nullptr;  // [T]: slot whose directions a token has, -1: none
   const int32_t* page_table = nullptr;  // [S, J]
   int64_t table_ld = 0;
   const float *cos = nullptr, *sin = nullptr;  // [positions, E/2]
@@ -115,9 +139,12 @@ struct BatchView {
   int64_t hidden_ld = 0;
 };
 
-void run_stack(const StackView& stack, const BatchView& batch, const Arrangement& arrangement, int workers);
+// `signs` holds all tokens by their sign planes, `directions` those that have directions.
+void run_stack(const StackView& stack, const BatchView& batch, const Arrangement& signs, const Arrangement& directions,
+               int workers);
 
-// y = x W^T + delta in float32 for rows of x in the weights' dtype: the head.
-void run_head(Path path, const Problem& p, const Arrangement& arrangement, int workers);
+// y = x W^T + delta in float32 for rows of x in the weights' dtype: the head. `slot` as BatchView::direction.
+void run_head(Path path, const Problem& p, const Arrangement& signs, const DirectionView& view,
+              const Arrangement& directions, const int32_t* slot, int workers);
 
 }  // namespace zt

@@ -40,7 +40,7 @@ class Streams final : public Product {
   static bool fits(const Problem& p, const Arrangement& arrangement) {
     int64_t terms = 0;
     for (const auto& part : arrangement.parts) terms += part.count * int64_t(part.slots.size());
-    return arrangement.tokens <= kStreamTokens && terms <= kMostTerms && p.n % kStreams == 0;
+    return p.w && arrangement.tokens <= kStreamTokens && terms <= kMostTerms && p.n % kStreams == 0;
   }
 
   Streams(const Problem& p, const Arrangement& arrangement, int workers)
@@ -233,7 +233,7 @@ class Blocked final : public Product {
         seat_(size_t(arrangement.tokens)) {
     few_.steps = (p.k + kBf16Step - 1) / kBf16Step;
     few_.padded_k = padded_k_;
-    few_.tiled_base = true;
+    few_.tiled_base = p.w != nullptr;
     few_.table_bytes = padded_k_ / kWordColumns * kTableBytes;
     input_.tokens = p.tokens, input_.k = p.k, input_.n = p.n, input_.dtype = p.dtype;
     input_.x = rows_.bytes(), input_.x_ld = padded_k_;
@@ -301,6 +301,7 @@ class Blocked final : public Product {
   }
 
   void warm(const Problem& p, int64_t piece) const override {
+    if (!p.w) return;
     const int64_t n0 = piece < few_pieces_ ? piece * few_rows_ : (piece - few_pieces_) % fold_blocks_ * fold_rows_;
     const auto* w = static_cast<const char*>(p.w) + n0 * p.w_ld * 2;
     const int64_t bytes = std::min(kBlockRows, n_ - n0) * p.w_ld * 2;

@@ -8,11 +8,13 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 
 #include "checks.h"
 #include "decoder.h"
+#include "directions_checks.h"
 #include "huge_pages.h"
 
 namespace zt {
@@ -28,15 +30,10 @@ namespace {
 using at::Tensor;
 using Tensors = std::vector<std::optional<Tensor>>;
 
-constexpr int64_t kLayerTensors = 17;
+constexpr int64_t kMatrices = 4;           // qkv, o, gate_up, down
+constexpr int64_t kFirstDirections = 17;
+constexpr int64_t kLayerTensors = kFirstDirections + kMatrices * kDirectionTensors;
 constexpr int64_t kSmallLayer = 1 << 15;  // weights of a layer below which one thread is faster
-
-void check_tensor(const Tensor& tensor, const char* name, at::ScalarType dtype, at::IntArrayRef sizes) {
-  check_cpu(tensor, name);
-  TORCH_CHECK_VALUE(tensor.scalar_type() == dtype && tensor.sizes() == sizes && tensor.is_contiguous(), name, " is ",
-                    tensor.scalar_type(), " of shape ", tensor.sizes(), ", strides ", tensor.strides(), "; needed: ",
-                    dtype, " of shape ", sizes, ", contiguous.");
-}
 
 // Slots may lie apart (parts of a larger buffer); a slot itself is contiguous.
 void check_bank(const Tensor& sign, const Tensor& row, int64_t slots, int64_t n, int64_t k) {
@@ -88,8 +85,10 @@ struct Plan : torch::CustomClassHolder {
     check_tensor(*tensors[size_t(at)], name, at::kFloat, {vectors, width});
     return tensors[size_t(at)]->const_data_ptr<float>();
   }
-  LayerView::Matrix matrix(int64_t at, int64_t bank_at, const char* name, int64_t n, int64_t k) const {
-    const Tensor& w = need(at, name);
+  LayerView::Matrix matrix(int64_t layer, int64_t number, const char* name, int64_t n, int64_t k) const {
+    constexpr std::array<int64_t, kMatrices> kWeights{1, 5, 7, 8};
+    const int64_t bank_at = layer + 9 + 2 * number;
+    const Tensor& w = need(layer + kWeights[size_t(number)], name);
     check_tensor(w, name, need(1, "qkv").scalar_type(), {n, k});
     const Tensor &sign = need(bank_at, "sign"), &row = need(bank_at + 1, "row_scale");
     check_bank(sign, row, slots, n, k);
@@ -98,6 +97,8 @@ struct Plan : torch::CustomClassHolder {
     LayerView::Matrix out;
     out.w = w.const_data_ptr(), out.w_ld = k;
     out.bank = bank_view(sign, row);
+    out.directions =
+        directions_view(&tensors[size_t(layer + kFirstDirections + number * kDirectionTensors)], slots, n, k);
     return out;
   }
   void add_layer(int64_t at) {
@@ -109,26 +110,13 @@ struct Plan : torch::CustomClassHolder {
     layer.q_norm = vector(at + 3, "q_norm", view.e);
     layer.k_norm = vector(at + 4, "k_norm", view.e);
     layer.mlp_norm = vector(at + 6, "mlp_norm", view.d);
-    layer.qkv = matrix(at + 1, at + 9, "qkv", n_qkv, view.d);
-    layer.o = matrix(at + 5, at + 11, "o", view.d, view.heads * view.e);
-    layer.gate_up = matrix(at + 7, at + 13, "gate_up", 2 * view.f, view.d);
-    layer.down = matrix(at + 8, at + 15, "down", view.d, view.f);
+    layer.qkv = matrix(at, 0, "qkv", n_qkv, view.d);
+    layer.o = matrix(at, 1, "o", view.d, view.heads * view.e);
+    layer.gate_up = matrix(at, 2, "gate_up", 2 * view.f, view.d);
+    layer.down = matrix(at, 3, "down", view.d, view.f);
     view.layers.push_back(layer);
   }
 };
-
-const int32_t* indices(const Tensor& tensor, const char* name, at::IntArrayRef sizes, int64_t low, int64_t end) {
-  check_tensor(tensor, name, at::kInt, sizes);
-  const int32_t* values = tensor.const_data_ptr<int32_t>();
-  for (int64_t i = 0; i < tensor.numel(); ++i)
-    if (values[i] < low || values[i] >= end) {
-      const int64_t width = tensor.dim() == 2 ? tensor.size(1) : 1;
-      const std::string at = tensor.dim() == 2 ? std::to_string(i / width) + ", " + std::to_string(i % width)
-                                               : std::to_string(i);
-      TORCH_CHECK_VALUE(false, name, "[", at, "] is ", values[i], "; allowed: ", low, " to ", end - 1, ".");
-    }
-  return values;
-}
 
 Arrangement arrange(const int32_t* plane, int64_t planes, int64_t tokens) {
   std::map<std::vector<int32_t>, std::vector<int64_t>> groups;
@@ -173,8 +161,8 @@ void check_order(const BatchView& b, int64_t sequences) {
 }
 
 void run_plan(const Plan& plan, Tensor& hidden, Tensor& kv, const Tensor& position, const Tensor& sequence,
-              const Tensor& plane, const Tensor& vector, const Tensor& page_table, const Tensor& cos, const Tensor& sin,
-              int64_t path) {
+              const Tensor& plane, const std::optional<Tensor>& direction, const Tensor& vector, const Tensor& page_table,
+              const Tensor& cos, const Tensor& sin, int64_t path) {
   StackView stack_path = plan.view;  // a copy of a few pointers for each layer
   stack_path.path = path_of(path);
   const StackView& s = stack_path;
@@ -196,28 +184,37 @@ void run_plan(const Plan& plan, Tensor& hidden, Tensor& kv, const Tensor& positi
   b.sequence = indices(sequence, "sequence_T", {b.tokens}, 0, sequences);
   b.vector = indices(vector, "vector_T", {b.tokens}, 0, plan.vectors);
   const int32_t* slots = indices(plane, "plane_PT", {plane.size(0), b.tokens}, -1, plan.slots);
+  if (direction) b.direction = indices(*direction, "direction_T", {b.tokens}, -1, plan.slots);
+  const Arrangement directions = arrange_directions(b.direction, b.tokens);
+  if (!directions.order.empty())
+    for (const LayerView& layer : s.layers)
+      for (const LayerView::Matrix* matrix : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+        TORCH_CHECK_VALUE(matrix->directions.stacked > 0, "direction_T names a slot, but the stack has no directions.");
+        check_homes(matrix->directions, directions);
+      }
   check_order(b, sequences);
   b.cos = cos.const_data_ptr<float>(), b.sin = sin.const_data_ptr<float>();
   b.kv = static_cast<uint8_t*>(kv.mutable_data_ptr());
   b.hidden = hidden.mutable_data_ptr(), b.hidden_ld = s.d;
-  run_stack(s, b, arrange(slots, plane.size(0), b.tokens), workers_for(2 * s.f * s.d));
+  run_stack(s, b, arrange(slots, plane.size(0), b.tokens), directions, workers_for(2 * s.f * s.d));
 }
 
 void cpu_decoder_(Tensor& hidden, Tensor& kv, const c10::List<std::optional<Tensor>>& layers, const Tensor& position,
-                  const Tensor& sequence, const Tensor& plane, const Tensor& vector, const Tensor& page_table,
-                  const Tensor& cos, const Tensor& sin, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                  int64_t window, double eps, int64_t path) {
+                  const Tensor& sequence, const Tensor& plane, const std::optional<Tensor>& direction,
+                  const Tensor& vector, const Tensor& page_table, const Tensor& cos, const Tensor& sin, int64_t heads,
+                  int64_t kv_heads, int64_t head_dim, int64_t window, double eps, int64_t path) {
   const Plan plan(layers.vec(), heads, kv_heads, head_dim, window, eps);
-  run_plan(plan, hidden, kv, position, sequence, plane, vector, page_table, cos, sin, path);
+  run_plan(plan, hidden, kv, position, sequence, plane, direction, vector, page_table, cos, sin, path);
 }
 
 void cpu_decoder_step_(const c10::intrusive_ptr<Plan>& plan, Tensor& hidden, Tensor& kv, const Tensor& position,
-                       const Tensor& sequence, const Tensor& plane, const Tensor& vector, const Tensor& page_table,
-                       const Tensor& cos, const Tensor& sin, int64_t path) {
-  run_plan(*plan, hidden, kv, position, sequence, plane, vector, page_table, cos, sin, path);
+                       const Tensor& sequence, const Tensor& plane, const std::optional<Tensor>& direction,
+                       const Tensor& vector, const Tensor& page_table, const Tensor& cos, const Tensor& sin, int64_t path) {
+  run_plan(*plan, hidden, kv, position, sequence, plane, direction, vector, page_table, cos, sin, path);
 }
 
 Tensor cpu_head(const Tensor& x, const Tensor& weight, const Tensor& sign, const Tensor& row, const Tensor& plane,
+                const c10::List<std::optional<Tensor>>& directions, const std::optional<Tensor>& direction,
                 int64_t path_number) {
   TORCH_CHECK_VALUE(x.dim() == 2 && weight.dim() == 2 && sign.dim() == 4 && row.dim() == 3 && plane.dim() == 2,
                     "x, weight, sign, row_scale or plane has a wrong number of dimensions.");
@@ -234,7 +231,15 @@ Tensor cpu_head(const Tensor& x, const Tensor& weight, const Tensor& sign, const
   p.w = weight.const_data_ptr(), p.w_ld = p.k;
   p.bank = bank_view(sign, row);
   p.y = y.mutable_data_ptr(), p.y_ld = p.n, p.y_f32 = true;
-  run_head(path_of(path_number), p, arrange(slot, plane.size(0), p.tokens), workers_for(p.n * p.k));
+  const int32_t* own = direction ? indices(*direction, "direction_T", {p.tokens}, -1, slots) : nullptr;
+  const Arrangement with = arrange_directions(own, p.tokens);
+  const Tensors given = directions.vec();
+  const DirectionView view = given.empty() ? DirectionView() : directions_view(given, slots, p.n, p.k);
+  if (!with.order.empty()) {
+    TORCH_CHECK_VALUE(view.stacked > 0, "direction_T names a slot, but the head has no directions.");
+    check_homes(view, with);
+  }
+  run_head(path_of(path_number), p, arrange(slot, plane.size(0), p.tokens), view, with, own, workers_for(p.n * p.k));
   return y;
 }
 
@@ -267,14 +272,15 @@ TORCH_LIBRARY_FRAGMENT(zen_train, m) {
   m.class_<zt::Plan>("DecoderPlan")
       .def(torch::init<std::vector<std::optional<at::Tensor>>, int64_t, int64_t, int64_t, int64_t, double>());
   m.def("cpu_decoder_(Tensor(a!) hidden, Tensor(b!) kv, Tensor?[] layers, Tensor position, Tensor sequence, Tensor plane, "
-        "Tensor vector, Tensor page_table, Tensor cos, Tensor sin, int heads, int kv_heads, int head_dim, int window, "
+        "Tensor? direction, Tensor vector, Tensor page_table, Tensor cos, Tensor sin, int heads, int kv_heads, int head_dim, int window, "
         "float eps, int path) -> ()");
   m.def("cpu_decoder_step_(__torch__.torch.classes.zen_train.DecoderPlan plan, Tensor(a!) hidden, Tensor(b!) kv, "
-        "Tensor position, Tensor sequence, Tensor plane, Tensor vector, Tensor page_table, Tensor cos, Tensor sin, "
-        "int path) -> ()");
+        "Tensor position, Tensor sequence, Tensor plane, Tensor? direction, Tensor vector, Tensor page_table, "
+        "Tensor cos, Tensor sin, int path) -> ()");
   m.def("cpu_huge_pages(Tensor tensor, bool now) -> bool");
   m.def("cpu_top(Tensor scores, int path) -> (Tensor, Tensor)");
-  m.def("cpu_head(Tensor x, Tensor weight, Tensor sign, Tensor row_scale, Tensor plane, int path) -> Tensor");
+  m.def("cpu_head(Tensor x, Tensor weight, Tensor sign, Tensor row_scale, Tensor plane, Tensor?[] directions, "
+        "Tensor? direction, int path) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(zen_train, CPU, m) {

@@ -17,8 +17,8 @@ class RowwiseProduct final : public Product {
         k_(p.k),
         n_(p.n),
         ld_(round_up(p.k, 64)),
-        x_(arrangement.tokens * ld_ * 4),
-        sums_(arrangement.tokens * 4),
+        x_(int64_t(arrangement.order.size()) * ld_ * 4),
+        sums_(int64_t(arrangement.order.size()) * 4),
         place_(size_t(arrangement.tokens)) {
     for (size_t i = 0; i < arrangement.order.size(); ++i) place_[size_t(arrangement.order[i])] = int64_t(i);
   }
@@ -34,11 +34,12 @@ class RowwiseProduct final : public Product {
   int64_t pieces() const override { return (n_ + kPieceRows - 1) / kPieceRows; }
 
   void piece(int, const Problem& p, int64_t piece, int64_t) override {
-    const int64_t tokens = arrangement_.tokens, n0 = piece * kPieceRows, rows = std::min(kPieceRows, n_ - n0);
+    const int64_t tokens = int64_t(arrangement_.order.size()), n0 = piece * kPieceRows, rows = std::min(kPieceRows, n_ - n0);
     Buffer acc(tokens * kPieceRows * 4);
     std::fill_n(acc.floats(), tokens * kPieceRows, 0.0f);
-    ops_.dots(p.dtype, static_cast<const uint8_t*>(p.w) + n0 * p.w_ld * size_of(p.dtype), p.w_ld, rows, x_.floats(), ld_,
-              tokens, k_, acc.floats(), kPieceRows);
+    if (p.w)
+      ops_.dots(p.dtype, static_cast<const uint8_t*>(p.w) + n0 * p.w_ld * size_of(p.dtype), p.w_ld, rows, x_.floats(),
+                ld_, tokens, k_, acc.floats(), kPieceRows);
     for (const Arrangement::Part& part : arrangement_.parts)
       for (const int32_t slot : part.slots)
         ops_.signed_sums(p.bank.sign_row(slot, 0, n0), p.bank.sign_n, rows, x_.floats() + part.begin * ld_, ld_,
@@ -53,6 +54,7 @@ class RowwiseProduct final : public Product {
   }
 
   void warm(const Problem& p, int64_t piece) const override {
+    if (!p.w) return;
     const int64_t row_bytes = p.w_ld * size_of(p.dtype);
     const auto* w = static_cast<const char*>(p.w) + piece * kPieceRows * row_bytes;
     for (int64_t i = 0; i < std::min<int64_t>(4, n_ - piece * kPieceRows) * row_bytes; i += 64)

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 
-#include "decoder.h"
+#include "decoder_directions.h"
 #include "pool.h"
 #include "scratch.h"
 
@@ -71,12 +71,95 @@ struct AttendItem {
 };
 
 enum Kind { kQkv, kO, kGateUp, kDown, kKinds };
-// Phases of a layer: rows, tiles and pieces of each product, and two for attention.
-enum { kRows = 0, kTiles = 1, kPieces = 2, kRotate = 3 * kKinds, kAttend, kPhases };
+// Phases of a product: its input by rows and tiles, its pieces, and for tokens with directions their sums, the tiles and
+// the pieces of their left products. The right ones are done beside the product itself.
+enum { kRows, kTiles, kPieces, kSums, kLeftTiles, kLeft, kSteps };
+// Phases of a layer: those of each product, and two for attention.
+enum { kRotate = kSteps * kKinds, kAttend, kPhases };
+
+template <typename F>
+void go(Phase& phase, int worker, F each) {
+  for (int64_t i = phase.take(worker); i >= 0; i = phase.take(worker)) {
+    each(i);
+    phase.add_done();
+  }
+  phase.wait();
+}
+
+// Pieces of each phase of a product. With its own input, only the rows of tokens with directions are shared.
+std::array<int64_t, kSteps> steps_of(const Product& product, const DirectionTerm* term, int64_t tokens) {
+  const bool own = product.own_input();
+  std::array<int64_t, kSteps> steps{own ? 0 : tokens, own ? 0 : product.tiles(), product.pieces(), 0, 0, 0};
+  if (!term) return steps;
+  if (own) steps[kRows] = term->tokens();
+  steps[kTiles] += term->tiles(), steps[kPieces] += term->pieces();
+  steps[kSums] = term->tokens(), steps[kLeftTiles] = term->left_tiles(), steps[kLeft] = term->left_pieces();
+  return steps;
+}
+
+// One product with the directions beside it, as a worker goes through it. `at` gives the phase of a step.
+struct Work {
+  Product& product;
+  const Problem& p;
+  DirectionTerm* term;  // or null
+  const DirectionView& view;
+
+  // `make(t)` writes the input of token t to `row`.
+  template <typename Make, typename At>
+  void prepare(int worker, float* row, Make make, At at) const {
+    const bool own = product.own_input();
+    for (int64_t t = 0; t < (own ? p.tokens : 0); ++t) {
+      make(t);
+      product.put_row(worker, t, row);
+    }
+    for (int64_t tile = 0; tile < (own ? product.tiles() : 0); ++tile) product.pack_tile(worker, tile);
+    go(at(kRows), worker, [&](int64_t i) {
+      const int64_t t = own ? term->token(i) : i;
+      make(t);
+      if (!own) product.put_row(worker, t, row);
+      if (term && term->has(t)) term->put_row(worker, t, row);
+    });
+    const int64_t tiles = own ? 0 : product.tiles();
+    go(at(kTiles), worker, [&](int64_t tile) {
+      tile < tiles ? product.pack_tile(worker, tile) : term->pack_tile(worker, tile - tiles);
+    });
+  }
+
+  // From the piece `first` on, which the worker has taken; `then()` is called before the last wait and gives the result.
+  template <typename Then, typename At>
+  int64_t finish(int worker, int64_t first, Then then, At at) const {
+    Phase& pieces = at(kPieces);
+    const int64_t count = product.pieces();
+    for (int64_t piece = first; piece >= 0;) {
+      const int64_t next = pieces.take(worker);
+      if (piece < count)
+        product.piece(worker, p, piece, next < count ? next : -1);
+      else
+        term->piece(worker, view, piece - count);
+      pieces.add_done();
+      piece = next;
+    }
+    Phase* last = &pieces;
+    if (term) {
+      pieces.wait();
+      go(at(kSums), worker, [&](int64_t i) { term->fold(worker, view, term->token(i)); });
+      go(at(kLeftTiles), worker, [&](int64_t tile) { term->pack_left_tile(worker, tile); });
+      last = &at(kLeft);
+      for (int64_t piece = last->take(worker); piece >= 0; piece = last->take(worker)) {
+        term->left_piece(worker, view, piece);
+        last->add_done();
+      }
+    }
+    const int64_t result = then();
+    last->wait();
+    return result;
+  }
+};
 
 class Stack {
  public:
-  Stack(const StackView& stack, const BatchView& batch, const Arrangement& arrangement, int workers)
+  Stack(const StackView& stack, const BatchView& batch, const Arrangement& signs, const Arrangement& directions,
+        int workers)
       : s_(stack),
         b_(batch),
         ops_(ops_for(stack.path)),
@@ -88,7 +171,7 @@ class Stack {
         attended_(batch.tokens * stack.heads * stack.e * 4),
         gate_up_(batch.tokens * 2 * stack.f * 4) {
     find_items();
-    make_products(arrangement);
+    make_products(signs, directions);
     make_phases();
   }
 
@@ -123,7 +206,7 @@ class Stack {
     attend_floats_ = attend_floats(rows, s_.e, keys);
   }
 
-  void make_products(const Arrangement& arrangement) {
+  void make_products(const Arrangement& signs, const Arrangement& directions) {
     const std::array<int64_t, kKinds> n{n_qkv_, s_.d, 2 * s_.f, s_.d};
     const std::array<int64_t, kKinds> k{s_.d, s_.heads * s_.e, s_.d, s_.f};
     const std::array<float*, kKinds> y{qkv_.floats(), x_.floats(), gate_up_.floats(), x_.floats()};
@@ -138,9 +221,10 @@ class Stack {
         problems_[size_t(kind)].push_back(std::move(p));
       }
       const Problem& shape = problems_[size_t(kind)][0];
-      products_[size_t(kind)] = s_.path == Path::amx && s_.dtype == DType::bf16
-                                    ? amx_product(shape, arrangement, workers_)
-                                    : rowwise_product(shape, arrangement, workers_, s_.path);
+      products_[size_t(kind)] = product_for(shape, signs, workers_, s_.path);
+      if (!directions.order.empty())
+        terms_[size_t(kind)] = std::make_unique<DirectionTerm>(
+            shape, matrix_of(s_.layers[0], kind).directions, directions, b_.direction, workers_, s_.path);
       row_floats_ = std::max(row_floats_, round_up(shape.k, 64));
     }
   }
@@ -163,25 +247,14 @@ class Stack {
       } else if (which == kAttend) {
         pieces = int64_t(items_.size()) * s_.kv_heads;
       } else {
-        const Product& product = *products_[size_t(which / 3)];
-        const int64_t part = which % 3;
-        pieces = part == kPieces ? product.pieces()
-                                 : product.own_input() ? 0 : part == kRows ? b_.tokens : product.tiles();
+        pieces = steps_of(*products_[size_t(which / kSteps)], terms_[size_t(which / kSteps)].get(), b_.tokens)
+            [size_t(which % kSteps)];
       }
       phases_[i].set(pieces, workers_, counters_.data() + i * size_t(workers_ + 1));
     }
   }
 
   Phase& phase(int64_t layer, int64_t which) { return phases_[size_t(layer * kPhases + which)]; }
-
-  template <typename F>
-  void go(Phase& phase, int worker, F each) {
-    for (int64_t i = phase.take(worker); i >= 0; i = phase.take(worker)) {
-      each(i);
-      phase.add_done();
-    }
-    phase.wait();
-  }
 
   void work(int worker) {
     Buffer row(row_floats_ * 4), scratch(attend_floats_ * 4);
@@ -219,34 +292,20 @@ class Stack {
   int64_t product(int64_t layer, int kind, int worker, float* row, int64_t first) {
     Product& product = *products_[size_t(kind)];
     const Problem& p = problems_[size_t(kind)][size_t(layer)];
-    const auto put = [&](int64_t t) {
-      make_row(layer, kind, t, row);
-      product.put_row(worker, t, row);
+    const Work work{product, p, terms_[size_t(kind)].get(), matrix_of(s_.layers[size_t(layer)], kind).directions};
+    const auto make = [&](int64_t t) { make_row(layer, kind, t, row); };
+    const auto at = [&](int64_t step) -> Phase& { return phase(layer, kSteps * kind + step); };
+    work.prepare(worker, row, make, at);
+    const auto next_product = [&] {
+      const int then = (kind + 1) % kKinds;
+      const int64_t then_layer = layer + (then == 0);
+      if (then_layer >= int64_t(s_.layers.size())) return int64_t(-1);
+      const int64_t piece = phase(then_layer, kSteps * then + kPieces).take(worker);
+      if (piece >= 0 && piece < products_[size_t(then)]->pieces())
+        products_[size_t(then)]->warm(problems_[size_t(then)][size_t(then_layer)], piece);
+      return piece;
     };
-    if (product.own_input()) {
-      for (int64_t t = 0; t < b_.tokens; ++t) put(t);
-      for (int64_t tile = 0; tile < product.tiles(); ++tile) product.pack_tile(worker, tile);
-    } else {
-      go(phase(layer, 3 * kind + kRows), worker, put);
-      go(phase(layer, 3 * kind + kTiles), worker, [&](int64_t tile) { product.pack_tile(worker, tile); });
-    }
-    Phase& pieces = phase(layer, 3 * kind + kPieces);
-    for (int64_t piece = first; piece >= 0;) {
-      const int64_t next = pieces.take(worker);
-      product.piece(worker, p, piece, next);
-      pieces.add_done();
-      piece = next;
-    }
-    const int then = (kind + 1) % kKinds;
-    const int64_t then_layer = layer + (then == 0);
-    int64_t then_first = -1;
-    if (then_layer < int64_t(s_.layers.size())) {
-      then_first = phase(then_layer, 3 * then + kPieces).take(worker);
-      if (then_first >= 0)
-        products_[size_t(then)]->warm(problems_[size_t(then)][size_t(then_layer)], then_first);
-    }
-    pieces.wait();
-    return then_first;
+    return work.finish(worker, first, next_product, at);
   }
 
   uint8_t* page_zero(int64_t layer, int64_t part, int64_t g) const {
@@ -326,54 +385,41 @@ class Stack {
   int64_t attend_floats_ = 0, row_floats_ = 0;
   std::array<std::vector<Problem>, kKinds> problems_;
   std::array<std::unique_ptr<Product>, kKinds> products_;
+  std::array<std::unique_ptr<DirectionTerm>, kKinds> terms_;
   std::vector<Counter> counters_;
   std::vector<Phase> phases_;
 };
 
 }  // namespace
 
-void run_stack(const StackView& stack, const BatchView& batch, const Arrangement& arrangement, int workers) {
+void run_stack(const StackView& stack, const BatchView& batch, const Arrangement& signs, const Arrangement& directions,
+               int workers) {
   if (batch.tokens == 0 || stack.layers.empty()) return;
-  Stack(stack, batch, arrangement, workers).run();
+  Stack(stack, batch, signs, directions, workers).run();
 }
 
-void run_head(Path path, const Problem& p, const Arrangement& arrangement, int workers) {
-  const std::unique_ptr<Product> product = path == Path::amx && p.dtype == DType::bf16
-                                               ? amx_product(p, arrangement, workers)
-                                               : rowwise_product(p, arrangement, workers, path);
+void run_head(Path path, const Problem& p, const Arrangement& signs, const DirectionView& view,
+              const Arrangement& directions, const int32_t* slot, int workers) {
+  const std::unique_ptr<Product> product = product_for(p, signs, workers, path);
+  std::unique_ptr<DirectionTerm> term;
+  if (!directions.order.empty())
+    term = std::make_unique<DirectionTerm>(p, view, directions, slot, workers, path);
   const Ops& ops = ops_for(path);
-  std::vector<Counter> counters(size_t(3 * (workers + 1)));
-  std::array<Phase, 3> phases;
-  const bool own = product->own_input();
-  const std::array<int64_t, 3> counts{own ? 0 : p.tokens, own ? 0 : product->tiles(), product->pieces()};
-  for (size_t i = 0; i < 3; ++i) phases[i].set(counts[i], workers, counters.data() + i * size_t(workers + 1));
+  std::vector<Counter> counters(size_t(kSteps * (workers + 1)));
+  std::array<Phase, kSteps> phases;
+  const std::array<int64_t, kSteps> steps = steps_of(*product, term.get(), p.tokens);
+  for (size_t i = 0; i < phases.size(); ++i)
+    phases[i].set(steps[i], workers, counters.data() + i * size_t(workers + 1));
+  const Work work{*product, p, term.get(), view};
   auto body = [&](int worker) {
     Buffer row(round_up(p.k, 64) * 4);
-    const auto put = [&](int64_t t) {
+    const auto make = [&](int64_t t) {
       ops.to_f32(p.dtype, static_cast<const uint8_t*>(p.x) + t * p.x_ld * size_of(p.dtype), p.k, row.floats());
       std::fill(row.floats() + p.k, row.floats() + round_up(p.k, 64), 0.0f);
-      product->put_row(worker, t, row.floats());
     };
-    const auto go = [&](Phase& phase, auto each) {
-      for (int64_t i = phase.take(worker); i >= 0; i = phase.take(worker)) {
-        each(i);
-        phase.add_done();
-      }
-      phase.wait();
-    };
-    if (own) {
-      for (int64_t t = 0; t < p.tokens; ++t) put(t);
-      for (int64_t tile = 0; tile < product->tiles(); ++tile) product->pack_tile(worker, tile);
-    } else {
-      go(phases[0], put);
-      go(phases[1], [&](int64_t tile) { product->pack_tile(worker, tile); });
-    }
-    int64_t piece = phases[2].take(worker);
-    while (piece >= 0) {
-      const int64_t next = phases[2].take(worker);
-      product->piece(worker, p, piece, next);
-      piece = next;
-    }
+    const auto at = [&](int64_t step) -> Phase& { return phases[size_t(step)]; };
+    work.prepare(worker, row.floats(), make, at);
+    work.finish(worker, phases[kPieces].take(worker), [] { return int64_t(-1); }, at);
     if (path == Path::amx) amx_leave();
   };
   run_workers(workers, body);

@@ -176,13 +176,6 @@ void rowwise_linear(const Problem& p, const Ops& ops) {
   run_workers(worker_count(p), body);
 }
 
-// A row of W0 + alpha S in the weight's dtype.
-void round_weights(const Ops& ops, DType dtype, const float* row, int64_t count, void* to) {
-  if (dtype != DType::bf16) return ops.from_f32(dtype, row, count, to);
-  auto* out = static_cast<uint16_t*>(to);
-  for (int64_t k = 0; k < count; ++k) out[k] = dither_bf16(row[k], k);
-}
-
 // One variant's many tokens without AMX: form W + alpha S a block of rows at a time, then torch's product.
 void fold_with_torch(const Problem& p, const Group& g, const Tensor& x, const Tensor& bias, Tensor& y, const Ops& ops) {
   const Tensor ids =

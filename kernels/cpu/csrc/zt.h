@@ -111,4 +111,11 @@ inline uint16_t dither_bf16(float value, int64_t column) {
   return uint16_t((bits + ((uint32_t(column) * kGolden) & 0xffffu)) >> 16);
 }
 
+// A row of W0 + alpha S in the weight's dtype.
+inline void round_weights(const Ops& ops, DType dtype, const float* row, int64_t count, void* to) {
+  if (dtype != DType::bf16) return ops.from_f32(dtype, row, count, to);
+  auto* out = static_cast<uint16_t*>(to);
+  for (int64_t k = 0; k < count; ++k) out[k] = dither_bf16(row[k], k);
+}
+
 }  // namespace zt

@@ -1,6 +1,6 @@
 """Choice and launch of the Triton kernels of operator 1, without a host synchronisation.
 
-Contract: `sign [V, P, N, B]` whose slots may lie apart, contiguous `row_scale [V, P, N or 1]`, `col_scale [V, P, K]`; x,
+Contract: `sign [V, P, N, B]` (slots may lie apart), contiguous `row_scale [V, P, N or 1]` and `col_scale [V, P, K]`; x,
 weight and y with unit inner stride (others are copied). Up to DECODE_TOKENS tokens take the decode kernel, more take
 the prefill kernel. The tile sizes are autotuned on a GPU; the interpreter takes the first configuration of each list.
 """

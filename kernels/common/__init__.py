@@ -2,6 +2,6 @@
 
 from .backend import BACKENDS, choose_backend
 from .bank import DeltaBank
-from .direction_bank import DirectionBank
+from .direction_bank import DirectionBank, has_room, homes, stacked_rows
 
-__all__ = ["BACKENDS", "DeltaBank", "DirectionBank", "choose_backend"]
+__all__ = ["BACKENDS", "DeltaBank", "DirectionBank", "choose_backend", "has_room", "homes", "stacked_rows"]

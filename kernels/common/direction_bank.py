@@ -18,6 +18,7 @@ slot holds either, and the scales c lie where the sign plane has its own; `home`
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -32,6 +33,29 @@ MOST_PARTS = 3
 def stacked_rows(rows: int, columns: int) -> int:
     """R_j of a part `[rows, columns]`."""
     return rows * columns // (rows + columns) // 8 * 8
+
+
+def has_room(rows: Sequence[int], columns: int) -> bool:
+    """Whether each part of such a matrix has room for a direction, and all of them for no more than can be numbered."""
+    stacked = [stacked_rows(part, columns) for part in rows]
+    return min(stacked) >= 8 and sum(stacked) < MOST_ROWS
+
+
+def homes(counts: Sequence[int], room: int) -> tuple[Tensor, Tensor]:
+    """`home` (int16, from 0 on) and `plane` (uint8) of a part, `counts[p]` directions having more than p bits.
+
+    Raises:
+        ValueError: counts that grow, or more of them than there is room for.
+    """
+    if sum(counts) > room or any(low < high for low, high in pairwise(counts)):
+        raise ValueError(f"counts is {list(counts)}; allowed: not growing, {room} in all.")
+    home, plane = torch.arange(room, dtype=torch.int16), torch.zeros(room, dtype=torch.uint8)
+    at = 0
+    for number, count in enumerate(counts):
+        home[at : at + count] = torch.arange(count)
+        plane[at : at + count] = number
+        at += count
+    return home, plane
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,8 +82,15 @@ class DirectionBank:
     """`left` as the sign matrices `[N_j, R_j]`."""
 
     @classmethod
-    def over(cls, bank: DeltaBank, rows: Sequence[int]) -> "DirectionBank":
-        """Views of a one-plane bank's slots, for parts of so many rows.
+    def over(
+        cls,
+        bank: DeltaBank,
+        rows: Sequence[int],
+        *,
+        home_VR: Tensor | None = None,
+        plane_VR: Tensor | None = None,
+    ) -> "DirectionBank":
+        """Views of a one-plane bank's slots, for parts of so many rows. Makes `home_VR` and `plane_VR` where not given.
 
         Raises:
             ValueError: parts that are not the bank's rows, more planes than one, or one scale for a matrix.
@@ -76,7 +107,7 @@ class DirectionBank:
             )
         stacked = [stacked_rows(part, k) for part in rows]
         total, row_bytes = sum(stacked), (k + 7) // 8
-        if min(stacked) < 8 or total >= MOST_ROWS:
+        if not has_room(rows, k):
             raise ValueError(
                 f"{stacked} vectors for parts of {list(rows)} x {k}; allowed: 8 or more each, fewer than {MOST_ROWS} "
                 "in all. Hold that matrix as signs."
@@ -90,15 +121,18 @@ class DirectionBank:
         device = bank.device
         ones = torch.ones(bank.variants, 1, 1, device=device)
         right = slots[:, : total * row_bytes].view(bank.variants, total, row_bytes)
-        home = torch.arange(total, dtype=torch.int16, device=device).repeat(bank.variants, 1)
+        if home_VR is None:
+            home_VR = torch.arange(total, dtype=torch.int16, device=device).repeat(bank.variants, 1)
+        if plane_VR is None:
+            plane_VR = torch.zeros(bank.variants, total, dtype=torch.uint8, device=device)
         return cls(
             in_features=k,
             rows=tuple(rows),
             right_VRB=right,
             left=tuple(left),
             scale_VR=bank.row_scale_VPN[:, 0, :total],
-            home_VR=home,
-            plane_VR=torch.zeros(bank.variants, total, dtype=torch.uint8, device=device),
+            home_VR=home_VR,
+            plane_VR=plane_VR,
             right_bank=_unscaled(right, k, ones),
             left_banks=tuple(_unscaled(part, count, ones) for part, count in zip(left, stacked, strict=True)),
         )
@@ -140,19 +174,11 @@ class DirectionBank:
         """Write `home` and `plane` of a slot's part, `counts[p]` directions having more than p bits.
 
         Raises:
-            ValueError: counts that grow, or more of them than there is room for. Nothing is written then.
+            ValueError: as `homes`. Nothing is written then.
         """
         span = self.spans()[part]
-        room = span.stop - span.start
-        if sum(counts) > room or any(low < high for low, high in zip(counts, counts[1:], strict=False)):
-            raise ValueError(f"counts is {list(counts)}; allowed: not growing, {room} in all.")
-        home, plane = torch.arange(room), torch.zeros(room, dtype=torch.uint8)
-        at = 0
-        for number, count in enumerate(counts):
-            home[at : at + count] = torch.arange(count)
-            plane[at : at + count] = number
-            at += count
-        self.home_VR[slot, span] = (home + span.start).to(torch.int16).to(self.device)
+        home, plane = homes(counts, span.stop - span.start)
+        self.home_VR[slot, span] = (home + span.start).to(self.device)
         self.plane_VR[slot, span] = plane.to(self.device)
 
     def put(
@@ -188,5 +214,4 @@ def _unscaled(sign_VNB: Tensor, columns: int, ones: Tensor) -> DeltaBank:
 
 
 def _slices(sizes: Sequence[int]) -> list[slice]:
-    ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    return [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
+    return [slice(start, end) for start, end in pairwise(accumulate(sizes, initial=0))]

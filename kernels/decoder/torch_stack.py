@@ -119,8 +119,15 @@ def _block(
     vector = batch.vector_T
 
     def product(x_TK: Tensor, weight_NK: Tensor, bank: DeltaBank, directions: DirectionBank | None) -> Tensor:
-        slots = {"directions": directions, "direction_T": batch.direction_T}
-        return linear(x_TK, weight_NK, bank, batch.plane_PT, **slots, one_bit=one_bit)
+        return linear(
+            x_TK,
+            weight_NK,
+            bank,
+            batch.plane_PT,
+            directions=directions,
+            direction_T=batch.direction_T,
+            one_bit=one_bit,
+        )
 
     normed = norm_rows(x_TD, table_rows(block.attention_norm_MD, vector), shape.norm_eps)
     qkv = product(normed, block.qkv_NK, block.qkv_bank, block.qkv_directions)

@@ -1,10 +1,10 @@
 """A step's tokens as the tensors that the decoder operator takes, in memory that is there from the start.
 
 One flat int32 buffer on the host holds, one after another: token ids, positions, sequence rows, vector rows,
-the slots of each plane, and the rows whose scores are wanted. On a GPU it is pinned and goes over in one
-copy; the tensors of the batch are views of its device twin, so a CUDA graph finds them at the same addresses
-in every step of the same form. The page table is kept across steps and only touched where a sequence got a
-page.
+the slots of each plane, the slots of coded directions, and the rows whose scores are wanted. On a GPU it is
+pinned and goes over in one copy; the tensors of the batch are views of its device twin, so a CUDA graph finds
+them at the same addresses in every step of the same form. The page table is kept across steps and only touched
+where a sequence got a page.
 
 Padding: a batch of T tokens may be filled up to more. The extra tokens are of the base and of a sequence of
 their own, whose pages belong to nobody else; nobody reads their scores.
@@ -40,12 +40,13 @@ class StepBatch:
     """int32; rows whose scores are wanted."""
 
     @property
-    def form(self) -> tuple[int, int, int, int]:
+    def form(self) -> tuple[int, int, int, int, bool]:
         """Steps of the same form have their tensors at the same addresses: tokens, planes, wanted rows,
-        table width.
+        table width, and whether some token has directions.
         """
         planes, tokens = self.tokens.plane_PT.shape
-        return tokens, planes, self.wanted_S.shape[0], self.tokens.page_table_SJ.shape[1]
+        width, directed = self.tokens.page_table_SJ.shape[1], self.tokens.direction_T is not None
+        return tokens, planes, self.wanted_S.shape[0], width, directed
 
 
 class BatchBuilder:
@@ -70,7 +71,7 @@ class BatchBuilder:
         """Pages that padding tokens write to; the pool has them beyond those it hands out."""
         self._views = lru_cache(maxsize=64)(self._make_views)
         pinned = device.type == "cuda"
-        entries = max_tokens * (5 + max_planes)
+        entries = max_tokens * (6 + max_planes)
         self._host = torch.zeros(entries, dtype=torch.int32, pin_memory=pinned)
         self._device = self._host if not pinned else torch.zeros(entries, dtype=torch.int32, device=device)
         self._values = self._host.numpy()
@@ -94,6 +95,7 @@ class BatchBuilder:
         rows: list[int] = []
         vectors: list[int] = []
         slots: list[tuple[int, ...]] = []
+        directed: list[int] = []
         wanted: list[int] = []
         longest_pages = 1
         for span in spans:
@@ -103,7 +105,8 @@ class BatchBuilder:
             positions += range(start, start + count)
             rows += [sequence.seat] * count
             vectors += [place.vector] * count
-            slots += [place.planes] * count
+            slots += [() if place.directions else place.planes] * count
+            directed += [place.planes[0] if place.directions else -1] * count
             if span.reaches_end:
                 wanted.append(len(ids) - 1)
             longest_pages = max(longest_pages, self._update_table(sequence))
@@ -115,16 +118,18 @@ class BatchBuilder:
             rows += [self._padding_row] * padding
             vectors += [0] * padding
             slots += [()] * padding
+            directed += [-1] * padding
             longest_pages = max(longest_pages, -(-padding // self._page_tokens))
         planes = max(1, max(map(len, slots)))
         entries = ids + positions + rows + vectors
         for plane in range(planes):
             entries += [own[plane] if plane < len(own) else -1 for own in slots]
+        entries += directed
         entries += wanted
         self._values[: len(entries)] = entries
         if self._device is not self._host:
             self._device[: len(entries)].copy_(self._host[: len(entries)], non_blocking=True)
-        token_T, position_T, sequence_T, vector_T, plane_PT, wanted_S = self._views(
+        token_T, position_T, sequence_T, vector_T, plane_PT, direction_T, wanted_S = self._views(
             len(ids), planes, len(wanted)
         )
         return StepBatch(
@@ -135,17 +140,18 @@ class BatchBuilder:
                 vector_T=vector_T,
                 plane_PT=plane_PT,
                 page_table_SJ=self._table_of_width(longest_pages),
+                direction_T=direction_T if max(directed) >= 0 else None,
             ),
             wanted_S=wanted_S,
         )
 
     def _make_views(self, tokens: int, planes: int, wanted: int) -> tuple[Tensor, ...]:
-        """Token ids, positions, sequence rows, vector rows, slots `[planes, tokens]` and wanted rows in the
-        buffer.
+        """Token ids, positions, sequence rows, vector rows, slots `[planes, tokens]`, slots of directions and wanted
+        rows in the buffer.
         """
-        sizes = [tokens] * 4 + [planes * tokens, wanted]
-        *columns, plane_slots, wanted_S = self._device[: sum(sizes)].split(sizes)
-        return *columns, plane_slots.view(planes, tokens), wanted_S
+        sizes = [tokens] * 4 + [planes * tokens, tokens, wanted]
+        *columns, plane_slots, direction_T, wanted_S = self._device[: sum(sizes)].split(sizes)
+        return *columns, plane_slots.view(planes, tokens), direction_T, wanted_S
 
     def _update_table(self, sequence: Sequence) -> int:
         """Write a sequence's new pages to its row; how many it has."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from zen_train.delta import tensor_digest
 from zen_train.delta.rows import padding_is_zero
 from zen_train.errors import DeltaError
+from zen_train.serve.engine.parts import Part
 from zen_train.serve.engine.tensor_files import FileStamp
-from zen_train.serve.engine.variant_plan import Part
 
 Stamps = Mapping[Path, FileStamp]
 
@@ -57,12 +57,12 @@ def check_part(part: Part, stored: Tensor) -> None:
         raise DeltaError(
             f"{part.label} has digest {found[:16]}, expected {part.digest[:16]}; the file is damaged, fetch it again"
         )
-    if part.kind == "sign":
+    if part.kind in ("sign", "right", "left"):
         if not padding_is_zero(stored, part.columns):
             raise DeltaError(f"{part.label}: padding bits past column {part.columns} are not zero")
         return
     values = (
         stored.float().numpy()
     )  # numpy: torch would start threads for a large one, beside those of the steps
-    if not np.isfinite(values).all() or (part.kind == "alpha" and (values < 0).any()):
+    if not np.isfinite(values).all() or (part.kind != "vector" and (values < 0).any()):
         raise DeltaError(f"{part.label} holds NaN, infinity or a negative scale")

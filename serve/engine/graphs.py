@@ -30,7 +30,7 @@ class GraphedForward:
 
     def __init__(self, forward: Callable[[StepBatch], Tensor]) -> None:
         self._forward = forward
-        self._captured: dict[tuple[int, int, int, int], _Captured] = {}
+        self._captured: dict[tuple[int, int, int, int, bool], _Captured] = {}
         self._memory: Any = None  # the pool that all graphs share
 
     def __call__(self, batch: StepBatch) -> Tensor:

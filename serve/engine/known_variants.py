@@ -6,8 +6,11 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch import Tensor
+
 from zen_train.delta.manifest import CONFIG_NAME
 from zen_train.serve.engine.checking import Stamps
+from zen_train.serve.engine.direction_plan import variant_homes
 from zen_train.serve.engine.slot_memory import Route, SlotMemory
 from zen_train.serve.engine.tensor_files import FileReader
 from zen_train.serve.engine.variant_plan import VariantPlan, open_artifact, plan_variant
@@ -24,6 +27,8 @@ class KnownVariant:
     stamps: Stamps
     routes: tuple[Route, ...]
     """Of the plan's parts, in their order."""
+    homes: tuple[Tensor, Tensor] | None
+    """Of its slot, where it holds coded directions."""
     sizes: dict[str, int] = field(init=False)
     """Part -> bytes, in the same order."""
 
@@ -62,7 +67,8 @@ class KnownVariants:
                 max_planes=self._max_planes,
             )
             stamps = {path: reader.stamp(path) for path in {*plan.files(), folder / CONFIG_NAME}}
-            known = KnownVariant(plan, stamps, self._memory.routes(plan.parts))
+            homes = variant_homes(self._model.layout, plan.directions) if plan.directions else None
+            known = KnownVariant(plan, stamps, self._memory.routes(plan.parts), homes)
         with self._lock:
             self._known[folder] = known
             if len(self._known) > _MOST_KNOWN:

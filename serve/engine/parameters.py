@@ -8,20 +8,23 @@ not hold belongs to no served model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
+from zen_train.kernels.common import has_room, stacked_rows
 from zen_train.serve.engine.architecture import Architecture
 
 EMBEDDING, HEAD, FINAL_NORM = "embedding", "head", "final_norm"
 UNUSED_BUFFERS = ("rotary_emb.inv_freq",)
 """Endings of tensors that old checkpoints store and that follow from config.json."""
+_HOME_BYTES = 3  # of a stacked vector: which direction, which plane
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixPlace:
-    """Rows `first_row` to `first_row + rows` of the fused matrix `target`."""
+    """Rows `first_row` to `first_row + rows` of the fused matrix `target`, its part number `part`."""
 
     target: str
+    part: int
     first_row: int
     rows: int
     columns: int
@@ -36,7 +39,7 @@ class VectorPlace:
     size: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
     """Every parameter's place, and the sizes of what holds them."""
 
@@ -45,14 +48,35 @@ class Layout:
     matrix_sizes: dict[str, tuple[int, int]]
     """target -> (rows, columns)."""
     vector_sizes: dict[str, int]
+    parts: dict[str, tuple[int, ...]]
+    """target -> rows of each parameter in it, in order."""
     tied: dict[str, str]
     """A second name of a parameter -> the name that holds the values."""
 
     @property
     def slot_bytes(self) -> int:
-        """One sign plane of the whole model with its row scales, and one row of the vector tables."""
+        """One sign plane of the whole model with its row scales, or coded directions in their place; and one row of
+        the vector tables.
+        """
         planes = sum(rows * ((columns + 7) // 8 + 4) for rows, columns in self.matrix_sizes.values())
-        return planes + 4 * sum(self.vector_sizes.values())
+        return planes + _HOME_BYTES * sum(self.stacked.values()) + 4 * sum(self.vector_sizes.values())
+
+    @cached_property
+    def stacked(self) -> dict[str, int]:
+        """target -> vectors of coded directions that a slot has room for; empty where the matrices are too small for
+        any.
+        """
+        columns = {target: size[1] for target, size in self.matrix_sizes.items()}
+        if not all(has_room(self.parts[target], k) for target, k in columns.items()):
+            return {}
+        return {
+            target: sum(stacked_rows(rows, k) for rows in self.parts[target]) for target, k in columns.items()
+        }
+
+    def first_stacked(self, place: MatrixPlace) -> int:
+        """The stacked vectors before those of a parameter, within its fused matrix."""
+        before = self.parts[place.target][: place.part]
+        return sum(stacked_rows(rows, place.columns) for rows in before)
 
     def names(self) -> set[str]:
         """All parameters, second names left out."""
@@ -68,14 +92,17 @@ def layout_of(architecture: Architecture) -> Layout:
     """The layout of a model, by the parameter names of transformers."""
     shape, hidden, mlp = architecture.decoder, architecture.hidden, architecture.mlp
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    layout = Layout(matrices={}, vectors={}, matrix_sizes={}, vector_sizes={}, tied={})
+    layout = Layout(matrices={}, vectors={}, matrix_sizes={}, vector_sizes={}, parts={}, tied={})
 
     def matrix(target: str, columns: int, parts: dict[str, int]) -> None:
         first = 0
-        for name, rows in parts.items():
-            layout.matrices[name] = MatrixPlace(target=target, first_row=first, rows=rows, columns=columns)
+        for part, (name, rows) in enumerate(parts.items()):
+            layout.matrices[name] = MatrixPlace(
+                target=target, part=part, first_row=first, rows=rows, columns=columns
+            )
             first += rows
         layout.matrix_sizes[target] = (first, columns)
+        layout.parts[target] = tuple(parts.values())
 
     def vector(target: str, parts: dict[str, int]) -> None:
         first = 0

@@ -15,6 +15,7 @@ from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
 from zen_train.kernels.bitdelta_linear import round_folded, unpack_signs
 from zen_train.kernels.common import DeltaBank
 from zen_train.kernels.decoder import KvPool, decoder_stack, head_logits, rms_norm, use_huge_pages
+from zen_train.kernels.directions_linear import direction_rows
 from zen_train.serve.engine.batch import BatchBuilder, StepBatch, power_of_two
 from zen_train.serve.engine.graphs import GraphedForward
 from zen_train.serve.engine.parameters import EMBEDDING, FINAL_NORM
@@ -85,6 +86,11 @@ class Runner:
             tokens.plane_PT,
             backend=self._kernels,
         )
+        direction_T = tokens.direction_T
+        if direction_T is not None:
+            hidden_TD = direction_rows(
+                hidden_TD, batch.token_T, model.directions[EMBEDDING], direction_T, backend=self._kernels
+            )
         hidden_TD = decoder_stack(
             hidden_TD,
             model.blocks,
@@ -98,10 +104,18 @@ class Runner:
         if wanted_S.shape[0] != hidden_TD.shape[0]:
             hidden_TD = hidden_TD.index_select(0, wanted_S)
             vector_T, plane_PT = vector_T.index_select(0, wanted_S), plane_PT.index_select(1, wanted_S)
+            if direction_T is not None:
+                direction_T = direction_T.index_select(0, wanted_S)
         normed_SD = rms_norm(
             hidden_TD, model.tables[FINAL_NORM], vector_T, model.architecture.decoder.norm_eps
         )
         head = model.head_target
         return head_logits(
-            normed_SD, model.matrices[head], model.banks[head], plane_PT, backend=self._kernels
+            normed_SD,
+            model.matrices[head],
+            model.banks[head],
+            plane_PT,
+            directions=model.directions.get(head),
+            direction_T=direction_T,
+            backend=self._kernels,
         )

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from zen_train.serve.engine.parts import DIRECTION_KINDS, Part
 from zen_train.serve.engine.slots import Place
 from zen_train.serve.engine.tensor_files import memory_of
-from zen_train.serve.engine.variant_plan import Part
 from zen_train.serve.engine.weights import ServedModel
 
 _SCALE_BYTES = 4  # scales and vectors are float32 on the device
+_SAME_MEMORY = {"right": "sign", "scales": "alpha"}
+"""Parts of directions that begin where the slot's signs or scales do. Left vectors of a plane lie apart, by rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,9 @@ class SlotMemory:
         return tuple(map(self._route, parts))
 
     def _route(self, part: Part) -> Route:
-        which = -1 if part.kind == "vector" else part.plane
-        row_bytes = (part.columns + 7) // 8 if part.kind == "sign" else _SCALE_BYTES
-        memory, slot_bytes = self._bytes.get((part.kind, part.target), (None, 0))
+        which = -1 if part.kind == "vector" else 0 if part.kind in DIRECTION_KINDS else part.plane
+        row_bytes = (part.columns + 7) // 8 if part.kind in ("sign", "right") else _SCALE_BYTES
+        memory, slot_bytes = self._bytes.get((_SAME_MEMORY.get(part.kind, part.kind), part.target), (None, 0))
         if part.file.size_bytes != part.size * row_bytes:
             memory = None  # one scale for the matrix, or a vector of another dtype
         return Route(part, memory, which, slot_bytes, part.first * row_bytes)
@@ -74,10 +76,20 @@ class SlotMemory:
         ]
 
     def tensor_of(self, part: Part, place: Place) -> Tensor:
-        """Where a part goes: sign uint8 `[rows, ceil(columns / 8)]`, alpha or vector float32 `[size]`."""
+        """Where a part goes: signs uint8 `[rows, ceil(columns / 8)]`, scales or a vector float32 `[size]`."""
         stretch = slice(part.first, part.first + part.size)
         if part.kind == "vector":
             return self._model.tables[part.target][place.vector, stretch]
+        if part.kind in DIRECTION_KINDS:
+            return self._direction(part, place.planes[0], stretch)
         bank = self._model.banks[part.target]
         whole = bank.sign_VPNB if part.kind == "sign" else bank.row_scale_VPN
         return whole[place.planes[part.plane], 0, stretch]
+
+    def _direction(self, part: Part, slot: int, stretch: slice) -> Tensor:
+        directions = self._model.directions[part.target]
+        if part.kind == "left":
+            return directions.left[part.number][
+                slot, :, part.first // 8 : part.first // 8 + part.columns // 8
+            ]
+        return (directions.right_VRB if part.kind == "right" else directions.scale_VR)[slot, stretch]

@@ -1,6 +1,7 @@
 """Which slots are free, which variant has which, and how a slot is emptied.
 
-A slot is one sign plane of the whole model: slot v of every bank. A variant of P planes has P slots; the row
+A slot is one sign plane of the whole model, or coded directions in its place: slot v of every bank. A variant
+of P planes has P slots, one of directions one; the row
 of its vectors is one after its first slot. An empty slot has zero scales everywhere, so it serves the base;
 it keeps that promise from the moment its variant is released, not when the next one comes (sglang#7426: what
 the next variant does not overwrite must not shine through).
@@ -26,6 +27,8 @@ class Place:
     """Slots, one for each sign plane; empty for the base."""
     vector: int
     """Row of the vector tables; 0 for the base."""
+    directions: bool = False
+    """The one slot holds coded directions."""
 
 
 BASE_PLACE = Place(planes=(), vector=0)
@@ -57,13 +60,13 @@ class VariantSlots:
         """Slots that no variant has."""
         return len(self._free)
 
-    def take(self, planes: int) -> Place | None:
+    def take(self, planes: int, *, directions: bool = False) -> Place | None:
         """Slots for a variant of so many planes (at least one), or None when there are not enough."""
         with self._lock:
             if len(self._free) < planes:
                 return None
             taken = tuple(self._free.pop() for _ in range(planes))
-            return Place(planes=taken, vector=taken[0] + 1)
+            return Place(planes=taken, vector=taken[0] + 1, directions=directions)
 
     def give_back(self, place: Place) -> None:
         """Empty the slots and free them. No step may use them any more."""

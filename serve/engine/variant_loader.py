@@ -20,10 +20,10 @@ from torch import Tensor
 from zen_train.errors import DeltaError
 from zen_train.serve.engine.checking import Checked, check_part
 from zen_train.serve.engine.known_variants import KnownVariant, KnownVariants
+from zen_train.serve.engine.parts import Part
 from zen_train.serve.engine.slot_memory import Route, SlotMemory
 from zen_train.serve.engine.slots import Place, VariantSlots, own_stream
 from zen_train.serve.engine.tensor_files import FileReader, memory_of, reading, tensor_over
-from zen_train.serve.engine.variant_plan import Part
 from zen_train.serve.engine.weights import ServedModel
 from zen_train.serve.errors import VariantUnusableError
 from zen_train.serve.store.host import HostTier, Parts
@@ -68,7 +68,7 @@ class VariantLoader:
                     "replaced. Ask for the variant again."
                 )
             planes = known.plan.planes
-            place = self._slots.take(planes)
+            place = self._slots.take(planes, directions=known.homes is not None)
             if place is None:
                 raise VariantUnusableError(
                     f"variant {content_hash[:16]} needs {planes} of {self._slots.total} slots and {self._slots.free} "
@@ -108,6 +108,8 @@ class VariantLoader:
             for target in known.plan.unchanged_vectors:
                 table = self._model.tables[target]
                 table[place.vector] = table[0]
+            for whole, own in zip(self._model.homes, known.homes or (), strict=False):
+                whole[place.planes[0]].copy_(own)
         with self._checked.turn(content_hash):
             check = not self._checked.holds(content_hash, known.stamps)
             with self._lease(known, reader, check=check) as parts:

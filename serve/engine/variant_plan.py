@@ -9,40 +9,22 @@ with the remedy. It reads the artifact's descriptions and no tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 from zen_train.delta import DeltaArtifact, DeltaConfig, TensorEntry
 from zen_train.delta.dtypes import ARITHMETIC_DTYPES
 from zen_train.delta.manifest import part_name
 from zen_train.errors import DeltaError
+from zen_train.serve.engine.direction_plan import check_directions, direction_parts
 from zen_train.serve.engine.parameters import UNUSED_BUFFERS, Layout, MatrixPlace, VectorPlace
+from zen_train.serve.engine.parts import Part, refuse
 from zen_train.serve.engine.tensor_files import FilePlace, places_in
 from zen_train.serve.errors import VariantUnusableError
 
 _EXPORT_AGAIN = "Export the variant again with embedding=sign and no matrix_max_relative_error"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One stored tensor and where it goes."""
-
-    label: str
-    """For errors."""
-    kind: Literal["sign", "alpha", "vector"]
-    file: FilePlace
-    digest: str
-    target: str
-    """Fused matrix (sign, alpha) or vector table (vector)."""
-    plane: int
-    first: int
-    """First row of the matrix, or first entry of the vector."""
-    size: int
-    """Rows or entries."""
-    columns: int
-    """Of the matrix; 0 for a vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +39,8 @@ class VariantPlan:
     """In the order of their bytes in the files."""
     unchanged_vectors: tuple[str, ...]
     """Vector tables of which the variant keeps the base's entries, some or all."""
+    directions: Mapping[tuple[str, int], tuple[int, ...]]
+    """(fused matrix, part of it) -> how many directions have more than 0, 1, ... bits; empty: none is held so."""
 
     def files(self) -> set[Path]:
         """What is read."""
@@ -92,6 +76,7 @@ def plan_variant(
             "fewer."
         )
     _check_coverage(artifact, layout)
+    directed = check_directions(artifact, layout)
     places = places_in(artifact.shards)
     parts: list[Part] = []
     for name, entry in config.tensors.items():
@@ -103,7 +88,11 @@ def plan_variant(
             _check_same_name(artifact, name)
         elif name in layout.matrices:
             _check_matrix(artifact, name, entry, layout.matrices[name])
-            parts += _matrix_parts(name, entry, layout.matrices[name], places)
+            place = layout.matrices[name]
+            if entry.directions:
+                parts += direction_parts(name, entry, place, places, first=layout.first_stacked(place))
+            else:
+                parts += _matrix_parts(name, entry, place, places)
         else:
             parts.append(_vector_part(artifact, name, entry, layout.vectors[name], places))
     return VariantPlan(
@@ -116,6 +105,7 @@ def plan_variant(
                 place.target for name, place in layout.vectors.items() if config.tensors[name].kind == "same"
             )
         ),
+        directions=directed,
     )
 
 
@@ -136,14 +126,14 @@ def _check_coverage(artifact: DeltaArtifact, layout: Layout) -> None:
 
 def _check_second_name(artifact: DeltaArtifact, name: str, entry: TensorEntry, layout: Layout) -> None:
     if name not in layout.tied:
-        _refuse(
+        refuse(
             artifact,
             name,
             f"is tied to {entry.target}, and in the base it is not",
             "Untie it and export again.",
         )
     if entry.kind != "tied" or entry.target != layout.tied[name]:
-        _refuse(
+        refuse(
             artifact,
             name,
             f"is no longer tied to {layout.tied[name]}",
@@ -153,34 +143,31 @@ def _check_second_name(artifact: DeltaArtifact, name: str, entry: TensorEntry, l
 
 def _check_same_name(artifact: DeltaArtifact, name: str) -> None:
     if artifact.base_name(name) != name:
-        _refuse(artifact, name, f"is the base's {artifact.base_name(name)}", "Export the variant again.")
+        refuse(artifact, name, f"is the base's {artifact.base_name(name)}", "Export the variant again.")
 
 
 def _check_matrix(artifact: DeltaArtifact, name: str, entry: TensorEntry, place: MatrixPlace) -> None:
     if entry.kind == "dense":
-        _refuse(artifact, name, "is stored whole (dense)", f"{_EXPORT_AGAIN}.")
+        refuse(artifact, name, "is stored whole (dense)", f"{_EXPORT_AGAIN}.")
     if entry.kind == "rows":
         grown = f"has {entry.shape[0]} rows where the base has {place.rows} (a grown vocabulary)"
-        _refuse(
+        refuse(
             artifact,
             name,
             grown,
             "Train without new tokens, or serve it with: python -m zen_train.delta apply.",
         )
-    if entry.directions:
-        remedy = "Export it with code=signs, or serve what python -m zen_train.delta apply writes."
-        _refuse(artifact, name, f"is held as {entry.directions[0]} coded singular directions", remedy)
     if entry.rank:
         remedy = "Export it with low_rank=0, or serve what python -m zen_train.delta apply writes."
-        _refuse(artifact, name, f"has a low-rank part of rank {entry.rank} beside its signs", remedy)
+        refuse(artifact, name, f"has a low-rank part of rank {entry.rank} beside its signs", remedy)
     if entry.transposed:
-        _refuse(artifact, name, "is stored transposed (Conv1D)", "No served architecture has that form.")
+        refuse(artifact, name, "is stored transposed (Conv1D)", "No served architecture has that form.")
     if artifact.base_name(name) != name:
-        _refuse(
+        refuse(
             artifact, name, f"is a delta of the base's {artifact.base_name(name)}", "Tie it as the base does."
         )
     if entry.shape != (place.rows, place.columns):
-        _refuse(
+        refuse(
             artifact, name, f"has shape {list(entry.shape)}", f"The base's is {[place.rows, place.columns]}."
         )
 
@@ -210,10 +197,10 @@ def _vector_part(
 ) -> Part:
     if entry.kind != "dense" or entry.shape != (place.size,):
         found = f"is of kind {entry.kind} and shape {list(entry.shape)}"
-        _refuse(artifact, name, found, f"Needed: dense, shape {[place.size]}; export the variant again.")
+        refuse(artifact, name, found, f"Needed: dense, shape {[place.size]}; export the variant again.")
     stored = files[f"{name}.dense"]
     if stored.spec.dtype not in ARITHMETIC_DTYPES:
-        _refuse(artifact, name, f"is {stored.spec.dtype}", "Needed: float32, float16 or bfloat16.")
+        refuse(artifact, name, f"is {stored.spec.dtype}", "Needed: float32, float16 or bfloat16.")
     return Part(
         label=f"{name}.dense",
         kind="vector",
@@ -224,12 +211,6 @@ def _vector_part(
         first=place.first,
         size=place.size,
         columns=0,
-    )
-
-
-def _refuse(artifact: DeltaArtifact, name: str, found: str, remedy: str) -> NoReturn:
-    raise VariantUnusableError(
-        f"{artifact.folder}: {name} {found}; this engine does not serve that. {remedy}"
     )
 
 

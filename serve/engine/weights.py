@@ -17,7 +17,7 @@ from torch import Tensor
 from zen_train.delta import Fingerprint, FolderSource, tensor_digest
 from zen_train.delta.fingerprint import root_of
 from zen_train.errors import BaseModelError, DeltaError
-from zen_train.kernels.common import DeltaBank
+from zen_train.kernels.common import DeltaBank, DirectionBank
 from zen_train.kernels.decoder import Block, PreparedBlocks, Rotary, prepare_blocks
 from zen_train.serve.engine.architecture import Architecture, read_architecture
 from zen_train.serve.engine.config import EngineConfig
@@ -42,6 +42,10 @@ class ServedModel:
     """target -> float32 `[1 + slots, N]`; row 0 is the base."""
     banks: dict[str, DeltaBank]
     """target -> one-plane bank of all slots."""
+    directions: dict[str, DirectionBank]
+    """target -> the same slots read as coded directions; empty where the matrices are too small for any."""
+    homes: tuple[Tensor, Tensor]
+    """`home` and `plane` of the directions of all targets side by side, `[slots, R]`."""
     blocks: PreparedBlocks
     rotary: Rotary
 
@@ -86,7 +90,11 @@ def load_model(
         target: DeltaBank.zeros(variants=slots, out_features=rows, in_features=columns, device=device)
         for target, (rows, columns) in layout.matrix_sizes.items()
     }
-    stack = [_block(layer, architecture, matrices, tables, banks) for layer in range(architecture.layers)]
+    directions, homes = _directions(layout, banks, slots, device)
+    stack = [
+        _block(layer, architecture, matrices, tables, banks, directions)
+        for layer in range(architecture.layers)
+    ]
     return ServedModel(
         folder=folder,
         architecture=architecture,
@@ -96,9 +104,29 @@ def load_model(
         matrices=matrices,
         tables=tables,
         banks=banks,
+        directions=directions,
+        homes=homes,
         blocks=prepare_blocks(stack, shape=architecture.decoder),
         rotary=Rotary(cos=rotary.cos.to(device), sin=rotary.sin.to(device)),
     )
+
+
+def _directions(
+    layout: Layout, banks: dict[str, DeltaBank], slots: int, device: torch.device
+) -> tuple[dict[str, DirectionBank], tuple[Tensor, Tensor]]:
+    """Views of the banks' slots. What directions need beside them lies in two tensors for all targets, so that a load
+    writes it at once.
+    """
+    sizes = layout.stacked
+    home = torch.zeros(slots, sum(sizes.values()), dtype=torch.int16, device=device)
+    plane = torch.zeros(home.shape, dtype=torch.uint8, device=device)
+    views = {
+        target: DirectionBank.over(banks[target], layout.parts[target], home_VR=home_VR, plane_VR=plane_VR)
+        for target, home_VR, plane_VR in zip(
+            sizes, home.split([*sizes.values()], 1), plane.split([*sizes.values()], 1), strict=True
+        )
+    }
+    return views, (home, plane)
 
 
 def slots_of(config: EngineConfig, layout: Layout) -> int:
@@ -200,6 +228,7 @@ def _block(
     matrices: dict[str, Tensor],
     tables: dict[str, Tensor],
     banks: dict[str, DeltaBank],
+    directions: dict[str, DirectionBank],
 ) -> Block:
     def at(part: str) -> str:
         return block_target(layer, part)
@@ -218,4 +247,8 @@ def _block(
         o_bank=banks[at("o")],
         gate_up_bank=banks[at("gate_up")],
         down_bank=banks[at("down")],
+        qkv_directions=directions.get(at("qkv")),
+        o_directions=directions.get(at("o")),
+        gate_up_directions=directions.get(at("gate_up")),
+        down_directions=directions.get(at("down")),
     )

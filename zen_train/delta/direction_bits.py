@@ -5,7 +5,8 @@
 A direction in b bits keeps the share (1 - f_b)^2 of itself, f_b being what the best uniform quantiser of b bits leaves
 of a Gaussian (Max, 1960). The scale that makes it unbiased turns the loss e = 1 - (1 - f_b)^2 into noise, and `along`
 says what noise is worth beside a missing share. Steps along the lower hull are taken in the order of what a bit buys,
-as in `allocate`, for eight neighbours at a time: their bits fill whole bytes, and nothing is padded.
+as in `allocate`, for eight neighbours at a time: their bits fill whole bytes, nothing is padded, and the
+server stacks them as they are.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,6 @@ from zen_train.delta.along import along_factor
 SCALE_BITS = 32
 GROUP = 8
 """Directions that share their bits."""
-_FEW = 8 * GROUP
-"""Where fewer can be paid for, each is by itself: what a group leaves of the budget would be a larger part of it."""
 BEST_STEP = (1.5958, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308)
 """Distance of two levels for 1, 2, ... bits of a Gaussian of variance 1."""
 _LEFT = (1.0, 0.3634, 0.1188, 0.03744, 0.01154, 0.00349, 0.00104, 0.000306, 0.000089)
@@ -40,13 +39,13 @@ def direction_losses() -> list[float]:
 def most_directions(rows: int, columns: int, bits: float) -> int:
     """As many as `bits` a weight pay for with one bit on each vector."""
     most = min(rows, columns, int(bits * rows * columns / (rows + columns + SCALE_BITS)))
-    return most if most < _FEW else most - most % GROUP
+    return most if most < GROUP else most - most % GROUP
 
 
 def spread_bits(square_R: Sequence[float], *, rows: int, columns: int, bits: float) -> list[int]:
     """Bits of each direction, from its squared singular value, under `bits` a weight of the matrix; scales count."""
     losses, left = direction_losses(), bits * rows * columns
-    size = 1 if len(square_R) < _FEW else GROUP
+    size = 1 if len(square_R) < GROUP else GROUP  # of a matrix that small each is by itself
     groups = [sum(square_R[start : start + size]) for start in range(0, len(square_R) - size + 1, size)]
     steps = sorted(
         (square * (losses[after] - losses[before]) / (after - before), group, before, after)

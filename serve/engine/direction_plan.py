@@ -1,0 +1,93 @@
+"""What the coded directions of an artifact mean for the engine: how they stack in a slot, and what it cannot hold.
+
+All of a variant's changed matrices are directions or none is: its tokens take one way through the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from zen_train.delta import DeltaArtifact, TensorEntry
+from zen_train.delta.manifest import part_name
+from zen_train.kernels.common import homes, stacked_rows
+from zen_train.serve.engine.parameters import Layout, MatrixPlace
+from zen_train.serve.engine.parts import Part, refuse
+from zen_train.serve.engine.tensor_files import FilePlace
+
+_MOST_PLANES = 8
+_INSTEAD = "Or serve what python -m zen_train.delta apply writes."
+
+
+def check_directions(artifact: DeltaArtifact, layout: Layout) -> dict[tuple[str, int], tuple[int, ...]]:
+    """(fused matrix, part) -> counts by plane, of all matrices held as directions.
+
+    Raises:
+        VariantUnusableError: signs beside directions, more of them than a slot has room for, or counts that fill no
+            whole bytes.
+    """
+    entries = artifact.config.tensors
+    found = {name: place for name, place in layout.matrices.items() if entries[name].directions}
+    signs = [name for name in layout.matrices if entries[name].planes]
+    if found and signs:
+        found_both = f"is held as signs and {next(iter(found))} as coded directions"
+        remedy = "Export all with code=directions and embedding=sign, which lifts the embedding's bound."
+        refuse(artifact, signs[0], found_both, f"{remedy} {_INSTEAD}")
+    for name, place in found.items():
+        counts = entries[name].directions
+        room = stacked_rows(place.rows, place.columns) if layout.stacked else 0
+        if sum(counts) > room or len(counts) > _MOST_PLANES:
+            held = f"holds {sum(counts)} vectors of {len(counts)} planes; a slot has room for {room} of {_MOST_PLANES}"
+            refuse(artifact, name, held, f"Export it with bits_per_weight=1 or less. {_INSTEAD}")
+        if wrong := [count for count in counts if count % 8]:
+            refuse(
+                artifact,
+                name,
+                f"holds {wrong[0]} directions of one width, needed is a multiple of 8",
+                f"Export the variant again. {_INSTEAD}",
+            )
+    return {(place.target, place.part): entries[name].directions for name, place in found.items()}
+
+
+def direction_parts(
+    name: str, entry: TensorEntry, place: MatrixPlace, files: dict[str, FilePlace], *, first: int
+) -> Iterator[Part]:
+    """The stored tensors of one matrix; `first`: the stacked vectors before it in the fused matrix."""
+
+    def part(kind: str, plane: int, **more: int) -> Part:
+        suffix = part_name(kind, plane) if kind != "scales" else kind
+        return Part(
+            label=f"{name}.{suffix}",
+            kind=kind,  # type: ignore[arg-type]
+            file=files[f"{name}.{suffix}"],
+            digest=entry.parts[suffix],
+            target=place.target,
+            plane=plane,
+            number=place.part,
+            **more,
+        )
+
+    at = 0
+    for plane, count in enumerate(entry.directions):
+        yield part("right", plane, first=first + at, size=count, columns=place.columns)
+        yield part("left", plane, first=at, size=place.rows, columns=count)
+        at += count
+    yield part("scales", 0, first=first, size=entry.directions[0], columns=0)
+
+
+def variant_homes(
+    layout: Layout, directions: Mapping[tuple[str, int], tuple[int, ...]]
+) -> tuple[Tensor, Tensor]:
+    """`home` and `plane` of a slot, of all fused matrices side by side as `ServedModel.homes` has them."""
+    made = []
+    for target in layout.stacked:
+        columns, first = layout.matrix_sizes[target][1], 0
+        for number, rows in enumerate(layout.parts[target]):
+            room = stacked_rows(rows, columns)
+            home, plane = homes(directions.get((target, number), ()), room)
+            made.append((home + first, plane))
+            first += room
+    home_parts, plane_parts = zip(*made, strict=True)
+    return torch.cat(home_parts), torch.cat(plane_parts)

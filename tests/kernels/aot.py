@@ -27,8 +27,12 @@ _POINTERS = {
     "order_ptr": "i32",
     "start_ptr": "i32",
     "group_ptr": "i32",
+    "out_ptr": "fp32",
+    "coefficient_ptr": "fp32",
+    "right_ptr": "u8",
+    "slot_ptr": "i32",
 }
-_MULTIPLES_OF_16 = {"N", "K", "B", "sign_stride", "y_stride", "x_stride", "w_stride"}
+_MULTIPLES_OF_16 = {"N", "K", "B", "sign_stride", "right_stride", "y_stride", "x_stride", "w_stride"}
 SHARED_LIMIT_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 
 
@@ -71,6 +75,7 @@ def compile_one(
         **extra,
         **config.kwargs,
     }
+    fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}
     signature, hints = {}, {}
     for place, name in enumerate(kernel.arg_names):
         if name in fixed:

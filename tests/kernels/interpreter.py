@@ -9,9 +9,11 @@ import json
 
 import torch
 
+from tests.kernels import direction_cases
 from tests.kernels.cases import CASES, LONG_CASES, RUNNERS, Case, build, judge, run_linear
 from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
 from zen_train.kernels.bitdelta_linear import bitdelta_linear
+from zen_train.kernels.directions_linear import direction_rows, directions_add_
 from zen_train.kernels.sign_pack import sign_pack
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -59,6 +61,7 @@ def other_verdicts(device: str) -> dict[str, bool]:
         for b in ("triton", "reference")
     ]
     verdicts["embedding"] = torch.allclose(both[0], both[1], rtol=1e-6, atol=1e-6)
+    verdicts |= direction_verdicts(device)
     packs = [
         sign_pack(inputs.weight[:, :k], inputs.weight[:, :k] * 0.5, backend=b)
         for k in (1030, 13)
@@ -71,6 +74,32 @@ def other_verdicts(device: str) -> dict[str, bool]:
         and torch.allclose(a.square_sum_N, b.square_sum_N, rtol=1e-5)
         for a, b in (packs[:2], packs[2:])
     )
+    return verdicts
+
+
+def direction_verdicts(device: str) -> dict[str, bool]:
+    """Coded directions: both products, few tokens and many, and the rows of a table."""
+    verdicts = {}
+    for rows in direction_cases.ROWS:
+        for tokens in (9, 70):
+            bank = direction_cases.build(rows, 72, variants=4, device=device)
+            slot = (torch.arange(tokens, device=device) % 5 - 1).to(torch.int32)
+            x = torch.randn(tokens, 72, generator=torch.Generator().manual_seed(1)).to(device)
+            y = torch.zeros(tokens, sum(rows), device=device)
+            found, truth = (
+                directions_add_(y.clone(), x, bank, slot, backend=b) for b in ("triton", "reference")
+            )
+            verdicts[f"directions-{rows}-M{tokens}"] = torch.allclose(found, truth, rtol=1e-4, atol=1e-4)
+    bank = direction_cases.build((90,), 72, variants=3, device=device)
+    ids = torch.tensor([0, 89, 41, 7], dtype=torch.int32, device=device)
+    slot = torch.tensor([2, 0, -1, 1], dtype=torch.int32, device=device)
+    base = torch.ones(4, 72, device=device)
+    found = direction_rows(base, ids, bank, slot, backend="triton")
+    truth = direction_cases.exact_rows(base.cpu(), ids, direction_cases.build((90,), 72, variants=3), slot)
+    verdicts["direction-rows"] = torch.allclose(found.cpu().double(), truth, rtol=1e-5, atol=1e-5)
+    slot[1] = 3
+    bad = torch.isnan(direction_rows(base, ids, bank, slot, backend="triton")).all(dim=1)
+    verdicts["direction-rows-out-of-range-is-nan"] = bad.tolist() == [False, True, False, False]
     return verdicts
 
 

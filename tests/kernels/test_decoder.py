@@ -15,9 +15,12 @@ from tests.kernels.decoder_cases import (
     exact_result,
     rms_error,
 )
+from tests.kernels.direction_cases import build as build_directions
 from zen_train.kernels.bitdelta_linear import bitdelta_linear
+from zen_train.kernels.common import DeltaBank
 from zen_train.kernels.cpu import PATHS, load
 from zen_train.kernels.decoder import decoder_stack, head_logits, prepare_blocks, rms_norm
+from zen_train.kernels.directions_linear import dense_directions
 
 DTYPES = [torch.float32, torch.bfloat16]
 BACKENDS = ["reference", "torch", *PATHS]
@@ -101,9 +104,10 @@ def test_a_prompt_in_chunks_equals_the_prompt_at_once(backend):
 
 
 @every_backend
-def test_a_mixed_batch_equals_each_variant_alone(backend):
+@pytest.mark.parametrize("name", ["mixed-prefill-and-decode", "directions-mixed"])
+def test_a_mixed_batch_equals_each_variant_alone(backend, name):
     """Log probabilities to 1e-4 in float32 and the same greedy tokens."""
-    inputs = build(case_named("mixed-prefill-and-decode"), torch.float32)
+    inputs = build(case_named(name), torch.float32)
     head = torch.randn(120, 64, generator=torch.Generator().manual_seed(1))
     mixed = torch.log_softmax(run(inputs, backend) @ head.T, dim=1)
     batch = inputs.batch
@@ -115,6 +119,7 @@ def test_a_mixed_batch_equals_each_variant_alone(backend):
             sequence_T=batch.sequence_T[mine],
             vector_T=batch.vector_T[mine],
             plane_PT=batch.plane_PT[:, mine].contiguous(),
+            direction_T=None if batch.direction_T is None else batch.direction_T[mine],
         )
         scores = torch.log_softmax(
             run(inputs, backend, hidden=inputs.hidden[mine], batch=alone) @ head.T, dim=1
@@ -125,7 +130,16 @@ def test_a_mixed_batch_equals_each_variant_alone(backend):
 
 @every_backend
 def test_two_threads_give_the_result_of_one(backend):
-    inputs = build(case_named("T3-real-base-and-two"), torch.bfloat16)
+    two_threads_give_the_result_of_one("T3-real-base-and-two", backend)
+
+
+@pytest.mark.parametrize("backend", PATHS, indirect=True)
+def test_two_threads_give_the_result_of_one_with_directions(backend):
+    two_threads_give_the_result_of_one("directions-T14-real", backend)
+
+
+def two_threads_give_the_result_of_one(name, backend):
+    inputs = build(case_named(name), torch.bfloat16)
     two, one = (at_threads(count, lambda: run(inputs, backend)) for count in (2, 1))
     assert torch.equal(two, one)
 
@@ -186,6 +200,37 @@ MUTATIONS = {
 }
 
 
+def swap_directions(inputs):
+    direction = inputs.batch.direction_T
+    swapped = torch.where(direction == 0, 3, torch.where(direction == 3, 0, direction)).to(torch.int32)
+    return {"batch": replace(inputs.batch, direction_T=swapped)}
+
+
+def lose_second_planes(inputs):
+    blocks = [
+        replace(block, down_directions=replace(held, plane_VR=torch.zeros_like(held.plane_VR)))
+        for block in inputs.blocks
+        if (held := block.down_directions) is not None
+    ]
+    return {"blocks": blocks}
+
+
+DIRECTION_MUTATIONS = {
+    "swapped variants": swap_directions,
+    "forgotten directions": lambda inputs: {"batch": replace(inputs.batch, direction_T=None)},
+    "second planes as strong as first": lose_second_planes,
+}
+
+
+@every_backend
+@pytest.mark.parametrize("mutation", DIRECTION_MUTATIONS)
+def test_the_checks_above_can_see_a_mutation_of_directions(backend, mutation):
+    inputs = build(case_named("directions-mixed"), torch.float32)
+    truth, _ = exact_result(inputs)
+    error = rms_error(run(inputs, backend, **DIRECTION_MUTATIONS[mutation](inputs)), truth)
+    assert not error <= 10 * allowed_error(inputs, truth)
+
+
 @every_backend
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_the_checks_above_can_see_a_mutation(backend, mutation):
@@ -213,6 +258,28 @@ def test_head_scores_are_exact_and_float32(backend, dtype, tokens):
         term = bitdelta_linear(x.float(), torch.zeros(192, 64), bank, plane_T, backend="reference")
         truth = truth + term.double()
     bound = 1e-5 if dtype == torch.float32 else (0.005 if backend == "torch" else 1e-3)
+    assert rms_error(scores, truth) <= bound
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tokens", [0, 1, 2, 14, 140])
+def test_head_scores_of_directions_are_exact(backend, dtype, tokens):
+    directions = build_directions((192,), 72, variants=4)
+    bank = DeltaBank.zeros(variants=4, out_features=192, in_features=72)
+    g = torch.Generator().manual_seed(2)
+    x, weight = torch.randn(tokens, 72, generator=g).to(dtype), torch.randn(192, 72, generator=g).to(dtype)
+    slot = torch.randint(-1, 4, (tokens,), generator=g, dtype=torch.int32)
+    if tokens > 100:
+        slot[:] = 2
+    plane = torch.full((1, tokens), -1, dtype=torch.int32)
+    scores = head_logits(x, weight, bank, plane, directions=directions, direction_T=slot, backend=backend)
+    truth = x.double() @ weight.double().T
+    for t, v in enumerate(slot.tolist()):
+        if v >= 0:
+            truth[t] += dense_directions(directions, v, torch.float64) @ x[t].double()
+    bound = 1e-5 if dtype == torch.float32 else 0.01
+    assert scores.dtype == torch.float32
     assert rms_error(scores, truth) <= bound
 
 

@@ -4,7 +4,11 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.kernels.aot import SHARED_LIMIT_BYTES, compile_all
+import triton
+
+from tests.kernels.aot import SHARED_LIMIT_BYTES, compile_all, compile_one
+from zen_train.kernels.directions_linear import triton_launch
+from zen_train.kernels.directions_linear.triton_kernel import rows_kernel
 
 
 @pytest.mark.parametrize("arch", [80, 90])
@@ -21,3 +25,12 @@ def test_no_configuration_spills_and_all_use_tensor_cores(arch):
         if row.kernel == "prefill_kernel":
             assert row.byte_loads == 0, row.row()
             assert ("wgmma" in row.tensor_core) == (arch == 90), row.row()
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_rows_of_directions_do_not_spill(arch):
+    blocks = {"BLOCK_R": triton_launch.BLOCK_R, "BLOCK_K": triton_launch.BLOCK_K}
+    row = compile_one(rows_kernel, arch, triton.Config(blocks, num_warps=triton_launch.WARPS), {})
+    print("\n" + row.row())
+    assert row.stack_bytes == row.local_bytes == 0, row.row()
+    assert row.registers <= 255, row.row()

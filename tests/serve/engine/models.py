@@ -22,7 +22,7 @@ from zen_train.serve.types import Job, Sampling, TokenEvent
 
 SMALL: dict[str, Any] = {
     "vocab_size": 83,
-    "hidden_size": 32,
+    "hidden_size": 64,
     "intermediate_size": 44,  # not a multiple of 8: padding bits are in use
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -112,8 +112,8 @@ def make_variant(base: Path, folder: Path, *, seed: int, only: str = "", **optio
 
 
 def make_family(folder: Path, architecture: str = "llama-tied") -> Family:
-    """A base with four variants: three plain ones (`a`, `b`, `two` planes) and one that moved only the MLPs
-    (`mlp`).
+    """A base with five variants: three plain ones (`a`, `b`, `two` planes), one that moved only the MLPs (`mlp`), and
+    one in coded directions (`coded`).
     """
     base = make_base(folder / "base", architecture)
     return Family(
@@ -123,6 +123,7 @@ def make_family(folder: Path, architecture: str = "llama-tied") -> Family:
             "b": make_variant(base, folder / "b", seed=12, scale="matrix"),
             "two": make_variant(base, folder / "two", seed=13, planes=2),
             "mlp": make_variant(base, folder / "mlp", seed=14, only="mlp"),
+            "coded": make_variant(base, folder / "coded", seed=15, code="directions"),
         },
     )
 

@@ -18,8 +18,8 @@ from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
 from zen_train.kernels.common import DeltaBank
 from zen_train.serve.engine.runner import embed
 
-LENGTHS = (1, 5, 30, 47, 16)
-NAMES = (None, "a", "b", "two", "mlp")
+LENGTHS = (1, 5, 30, 47, 16, 21)
+NAMES = (None, "a", "b", "two", "mlp", "coded")
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -52,7 +52,7 @@ def assert_all_equal_dense(family, engine, jobs):
 
 def test_a_mixed_batch_with_chunked_prefill_equals_each_variant_alone(any_family, start):
     engine = start(any_family)
-    load(engine, any_family, ["a", "b", "two", "mlp"])
+    load(engine, any_family, ["a", "b", "two", "mlp", "coded"])
     assert_all_equal_dense(any_family, engine, mixed_jobs(any_family))
 
 
@@ -60,7 +60,7 @@ def test_preempted_jobs_lose_nothing(any_family, start):
     """vllm#29049: more tokens than the pool holds wait their turn; nothing runs out of memory."""
     page_bytes = 8 * any_family_bytes(any_family)
     engine = start(any_family, kv_bytes=12 * page_bytes)
-    load(engine, any_family, ["a", "b", "two", "mlp"])
+    load(engine, any_family, ["a", "b", "two", "mlp", "coded"])
     assert_all_equal_dense(any_family, engine, mixed_jobs(any_family, max_tokens=30))
     assert engine.stats().preemptions > 0
     assert engine.stats().kv_tokens_used == 0
@@ -75,7 +75,7 @@ def any_family_bytes(family):
 
 def test_a_decode_batch_padded_as_for_a_cuda_graph_gives_the_same(family, start):
     engine = start(pad_decode=True, max_jobs=5)
-    load(engine, family, ["a", "b", "two", "mlp"])
+    load(engine, family, ["a", "b", "two", "mlp", "coded"])
     assert_all_equal_dense(family, engine, mixed_jobs(family))
 
 

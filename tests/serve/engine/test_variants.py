@@ -110,7 +110,7 @@ def refused_hash(engine, content_hash, folder):
 def test_a_variant_of_fewer_modules_in_a_used_slot_equals_itself_alone(family, start):
     """sglang#7426: what the last variant left in modules that this one lacks must not shine through."""
     engine = start(slots=1)
-    for name in ("a", "mlp", "a", "mlp"):
+    for name in ("a", "mlp", "a", "mlp", "coded", "mlp", "coded", "a"):
         load(engine, family, [name])
         work = job(name, family.hash(name), prompt(17, seed=4))
         assert_equals_dense(family.dense(name), work, run(engine, work).events[name])
@@ -246,11 +246,38 @@ def test_forms_that_are_not_served_are_refused_by_name(family, start, tmp_path):
     message = refused(engine, DeltaArtifact.open(part).content_hash, part)
     assert "low-rank part of rank 2" in message
     assert "low_rank=0" in message
-    coded = make_variant(family.base, tmp_path / "coded", seed=1, code="directions")
-    message = refused(engine, DeltaArtifact.open(coded).content_hash, coded)
-    assert "coded singular directions" in message
-    assert "code=signs" in message
     assert "max_planes" in refused(engine, family.hash("two"), family.variants["two"])
+
+
+def test_directions_that_are_not_served_are_refused_by_name(family, start, tmp_path):
+    engine = start()
+
+    def message_of(folder, **options):
+        made = make_variant(family.base, tmp_path / folder, seed=1, code="directions", **options)
+        return refused(engine, DeltaArtifact.open(made).content_hash, made)
+
+    message = message_of("two-bits", direction_bits=2.0)
+    assert "a slot has room for" in message
+    assert "bits_per_weight=1" in message
+    message = message_of("mixed", embedding="auto", embedding_max_relative_error=0.75)
+    assert "model.embed_tokens.weight is held as signs" in message
+    assert "embedding=sign" in message
+
+
+def test_directions_of_a_base_that_is_too_small_are_refused_by_name(start, tmp_path):
+    from tests.serve.engine.models import CONFIGS, Family
+
+    config = CONFIGS["llama-tied"]()
+    config.num_key_value_heads = 1  # 8 rows: less than a direction's worth
+    CONFIGS["narrow"] = lambda: config
+    try:
+        base = make_base(tmp_path / "base", "narrow")
+    finally:
+        del CONFIGS["narrow"]
+    coded = make_variant(base, tmp_path / "coded", seed=1, code="directions", direction_bits=2.0)
+    engine = start(Family(base, {"coded": coded}))
+    message = refused(engine, DeltaArtifact.open(coded).content_hash, coded)
+    assert "a slot has room for 0" in message
 
 
 def test_a_grown_vocabulary_is_refused_by_name(family, start, tmp_path):

@@ -4,6 +4,7 @@ python scripts/bench_decoder.py [--seconds S] [--cases decode1,decode14,...]    
 
 `OMP_NUM_THREADS` decides the threads. Calls of one case are timed in turn, so that other load on the machine meets them
 alike; the value is the median, `spread` the 20th and 80th percentile. Bounds are for two cores of a Xeon with AMX.
+`variants` are held as signs, `directions` are the same slots read as coded directions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from measure import Figures, median, spread
 
 from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
-from zen_train.kernels.common import DeltaBank
+from zen_train.kernels.common import DeltaBank, DirectionBank
 from zen_train.kernels.decoder import (
     Block,
     DecoderShape,
@@ -39,6 +40,7 @@ from zen_train.kernels.decoder import (
     top_scores,
     use_huge_pages,
 )
+from zen_train.kernels.directions_linear import direction_rows
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, WORDS = 30, 576, 9, 3, 64, 1536, 49152
 VARIANTS = 14
@@ -53,6 +55,7 @@ class Model:
     stack: PreparedBlocks
     table_NK: Tensor
     table_bank: DeltaBank
+    table_directions: DirectionBank
     norm_MD: Tensor
     rotary: Rotary
 
@@ -64,6 +67,17 @@ def random_bank(n: int, k: int) -> DeltaBank:
     return bank
 
 
+def directions_of(bank: DeltaBank, *rows: int) -> DirectionBank:
+    """The bank's bytes read as directions: shares of one to four bits as those of a fine-tune's matrices."""
+    held = DirectionBank.over(bank, rows)
+    for part, span in enumerate(held.spans()):
+        room = (span.stop - span.start) // 8
+        counts = [8 * max(1, room * share // 16) for share in (11, 3, 1, 1)]
+        for slot in range(bank.variants):
+            held.describe(slot, part, counts)
+    return held
+
+
 def random_model(dtype: torch.dtype) -> Model:
     """About 500 MB in bf16."""
 
@@ -73,7 +87,18 @@ def random_model(dtype: torch.dtype) -> Model:
     def vector() -> Tensor:
         return torch.rand(VARIANTS + 1, HIDDEN) + 0.5
 
-    n_qkv = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    n_qkv = queries + 2 * keys
+
+    def with_directions(block: Block) -> Block:
+        return replace(
+            block,
+            qkv_directions=directions_of(block.qkv_bank, queries, keys, keys),
+            o_directions=directions_of(block.o_bank, HIDDEN),
+            gate_up_directions=directions_of(block.gate_up_bank, MLP, MLP),
+            down_directions=directions_of(block.down_bank, HIDDEN),
+        )
+
     blocks = [
         Block(
             attention_norm_MD=vector(),
@@ -99,9 +124,10 @@ def random_model(dtype: torch.dtype) -> Model:
         banks = (block.qkv_bank, block.o_bank, block.gate_up_bank, block.down_bank)
         use_huge_pages(*(bank.sign_VPNB for bank in banks))
     return Model(
-        stack=prepare_blocks(blocks, shape=SHAPE),
+        stack=prepare_blocks([with_directions(block) for block in blocks], shape=SHAPE),
         table_NK=table_NK,
         table_bank=table_bank,
+        table_directions=directions_of(table_bank, WORDS),
         norm_MD=vector(),
         rotary=Rotary(cos=angle.cos(), sin=angle.sin()),
     )
@@ -114,6 +140,7 @@ class Workload:
     past: int
     tokens: int
     variants: list[int]
+    directions: bool = False
 
     def batch(self) -> TokenBatch:
         sequences = len(self.variants)
@@ -125,7 +152,8 @@ class Workload:
         return TokenBatch(
             position_T=torch.arange(self.past, self.past + self.tokens, dtype=torch.int32).repeat(sequences),
             sequence_T=each(list(range(sequences))),
-            plane_PT=each(self.variants).unsqueeze(0),
+            plane_PT=each([-1 if self.directions else v for v in self.variants]).unsqueeze(0),
+            direction_T=each(self.variants) if self.directions else None,
             vector_T=each([v + 1 for v in self.variants]),
             page_table_SJ=torch.randperm(sequences * pages).to(torch.int32).view(sequences, pages),
         )
@@ -140,15 +168,27 @@ class Workload:
 def step(model: Model, work: Workload, dtype: torch.dtype) -> Callable[[], object]:
     """Embedding, all blocks, final norm, head (of each sequence's last token), greedy choice."""
     batch, kv = work.batch(), work.pool(dtype)
-    ids = torch.randint(0, WORDS, (len(batch.position_T),))
+    ids = torch.randint(0, WORDS, (len(batch.position_T),), dtype=torch.int32)
     last = torch.arange(work.tokens - 1, len(ids), work.tokens)
     plane, planes, vector = batch.plane_PT[0], batch.plane_PT[:, last].contiguous(), batch.vector_T[last]
+    direction = batch.direction_T
+    directions = None if direction is None else direction[last]
 
     def call() -> object:
         hidden = bitdelta_embedding(ids, model.table_NK, model.table_bank, plane)
+        if direction is not None:
+            hidden = direction_rows(hidden, ids, model.table_directions, direction)
         hidden = decoder_stack(hidden, model.stack, shape=SHAPE, batch=batch, kv=kv, rotary=model.rotary)
         normed = rms_norm(hidden.index_select(0, last), model.norm_MD, vector, SHAPE.norm_eps)
-        return top_scores(head_logits(normed, model.table_NK, model.table_bank, planes))
+        scores = head_logits(
+            normed,
+            model.table_NK,
+            model.table_bank,
+            planes,
+            directions=model.table_directions,
+            direction_T=directions,
+        )
+        return top_scores(scores)
 
     return call
 
@@ -235,6 +275,7 @@ def main() -> None:
             times = in_turn(
                 {
                     "variants": step(model, work, dtype),
+                    "directions": step(model, replace(work, directions=True), dtype),
                     "own base": step(model, base, dtype),
                     "torch linears": torch_linears(model, tokens),
                 },
@@ -246,6 +287,8 @@ def main() -> None:
                 figures.add(f"{name} {call} best", min(taken), "s")
             ratio = median(times["variants"]) / median(times["own base"])
             figures.add(f"{name} over own base", ratio, "ratio", against="own base, same run")
+            ratio = median(times["directions"]) / median(times["variants"])
+            figures.add(f"{name} directions over signs", ratio, "ratio", against="variants, same run")
             figures.add(f"{name} tokens a second", tokens / median(times["variants"]), "1/s")
     figures.show()
 

@@ -81,7 +81,7 @@ def test_before_the_switch_it_is_adamw(tiny_base, tmp_path):
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
 def test_the_exported_delta_is_the_trained_model(tiny_base, tmp_path, precision):
-    export = exporting(tiny_base, tmp_path)
+    export = exporting(tiny_base, tmp_path, code="signs")
     run = small_run(tiny_base, tmp_path, export=AWARE, extra_callbacks=(export,), precision=precision).fit()
     applied = dict(iter_applied(DeltaArtifact.open(tmp_path / "delta"), tiny_base.source()))
     for name, weight in run.weights().items():
@@ -91,7 +91,7 @@ def test_the_exported_delta_is_the_trained_model(tiny_base, tmp_path, precision)
 
 
 def test_matrices_stored_transposed_are_coded_by_their_output_rows(gpt2_base, tmp_path):
-    export = exporting(gpt2_base, tmp_path)
+    export = exporting(gpt2_base, tmp_path, code="signs")
     run = small_run(gpt2_base, tmp_path, export=AWARE, extra_callbacks=(export,)).fit()
     applied = dict(iter_applied(DeltaArtifact.open(tmp_path / "delta"), gpt2_base.source()))
     for name, weight in run.weights().items():

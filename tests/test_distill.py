@@ -75,7 +75,7 @@ def test_matrices_stored_another_way_are_refused_before_the_first_step(gpt2_base
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
 def test_a_run_exports_distilled_scales_and_moves_nothing_else(tiny_base, tmp_path, precision):
-    plain, fitted = exporting(tiny_base, tmp_path / "plain"), exporting(tiny_base, tmp_path / "fitted")
+    plain, fitted = (exporting(tiny_base, tmp_path / name, code="signs") for name in ("plain", "fitted"))
     distilling = DistillCallback(DISTILL, evaluator=None)
     small_run(tiny_base, tmp_path / "a", extra_callbacks=(plain,), precision=precision).fit()
     small_run(tiny_base, tmp_path / "b", extra_callbacks=(distilling, fitted), precision=precision).fit()

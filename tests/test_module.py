@@ -23,9 +23,9 @@ def assert_close(one, other, tolerance):
         assert (weight - other[name]).norm() <= tolerance * weight.norm(), name
 
 
-def exporting(base, folder):
+def exporting(base, folder, code="auto"):
     return ExportCallback(
-        ExportSection(),
+        ExportSection(code=code),
         folder=folder / "delta",
         variant="sums",
         base_info=BaseInfo.from_folder(base.folder, known=base.fingerprint),

@@ -104,7 +104,7 @@ def test_there_are_fourteen_variants():
         ("optim.learning_rate=-1", r"optim\.learning_rate=-1"),
         ("merge.accept=maybe", "'always' or 'if_not_worse'"),
         ("base=hf", "needs base.path"),
-        ("export.code=waves", "'signs' or 'directions'"),
+        ("export.code=waves", "'auto', 'signs' or 'directions'"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(override, message):
@@ -151,6 +151,7 @@ def _flatten(section: dict, prefix: str = ""):
         (("export.code=directions", "export.aware=true"), "export.aware=true", "export.aware=false"),
         (("export.code=directions", "export.distill_steps=5"), "distill_steps=5", "export.distill_steps=0"),
         (("export.code=directions", "export.scale=matrix"), "export.scale=matrix", "export.code=signs"),
+        (("export.code=directions", "export.along_weight=1"), "along_weight=1.0", "export.code=signs"),
         (("export.aware=true", "export.distill_steps=5"), "export.distill_steps=5", "one of them"),
         (("export.aware=true", "trainer.strategy=fsdp2"), "trainer.strategy=fsdp2", "auto or ddp"),
         (("export.distill_steps=5", "trainer.strategy=ddp"), "trainer.strategy=ddp", "trainer.strategy=auto"),
@@ -163,6 +164,28 @@ def test_settings_that_make_no_sense_together_are_refused_with_the_remedy(words,
         check_sense(RunConfig.model_validate(composed("+variant=coder", *words)))
     assert named in str(refused.value)
     assert remedy in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ((), "directions"),
+        (("export.bits_per_weight=0.5",), "directions"),
+        (("export.bits_per_weight=1.25",), "signs"),
+        (("export.planes=2",), "signs"),
+        (("export.scale=matrix",), "signs"),
+        (("export.along_weight=1",), "signs"),
+        (("export.low_rank=4",), "signs"),
+        (("export.aware=true",), "signs"),
+        (("export.distill_steps=3",), "signs"),
+        (("export.code=directions", "export.bits_per_weight=2"), "directions"),
+        (("export.code=signs",), "signs"),
+    ],
+)
+def test_the_code_is_the_best_one_that_can_do_what_was_asked(words, code):
+    config = RunConfig.model_validate(composed("+variant=coder", *words))
+    check_sense(config)
+    assert config.export.used_code == code
 
 
 def test_one_bit_training_alone_is_accepted():

@@ -62,7 +62,7 @@ def test_the_same_seed_gives_the_same_figures():
 @pytest.mark.parametrize("bits", [0.8, 1.5])
 def test_a_run_exports_within_its_budget_and_the_artifact_is_sound(tiny_base, tmp_path, bits):
     callback = exporting(tiny_base, tmp_path)
-    callback.config = ExportSection(bits_per_weight=bits, sensitivity_batches=4)
+    callback.config = ExportSection(code="signs", bits_per_weight=bits, sensitivity_batches=4)
     run = small_run(tiny_base, tmp_path, extra_callbacks=(callback,)).fit()
     artifact = DeltaArtifact.open(tmp_path / "delta")
     entries = [
@@ -77,7 +77,9 @@ def test_a_run_exports_within_its_budget_and_the_artifact_is_sound(tiny_base, tm
 
 
 @pytest.mark.parametrize(
-    "section", [ExportSection(), ExportSection(along_weight=1.0)], ids=["default", "least"]
+    "section",
+    [ExportSection(code="signs"), ExportSection(code="signs", along_weight=1.0)],
+    ids=["default", "least"],
 )
 def test_a_run_exports_scales_pushed_as_far_as_it_is_told(tiny_base, tmp_path, section):
     callback = exporting(tiny_base, tmp_path)
@@ -114,7 +116,7 @@ def test_a_run_exports_coded_directions_when_it_is_asked_for(tiny_base, tmp_path
         rows, columns = entry.shape
         budget = (bits or 1.0) * rows * columns
         used = sum(entry.directions) * (rows + columns) + 32 * entry.directions[0]
-        step = GROUP if most_directions(rows, columns, bits or 1.0) >= 8 * GROUP else 1
+        step = GROUP if most_directions(rows, columns, bits or 1.0) >= GROUP else 1
         assert budget - 2 * step * (rows + columns + 32) < used <= budget
     # It was verified with the tuned weights before the run went on; here once more by itself.
     verify_artifact(tmp_path / "delta", base=tiny_base.source())

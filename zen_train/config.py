@@ -6,12 +6,15 @@ that works with these frozen objects and never sees an OmegaConf node.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from zen_train.data.config import DataConfig, VariantConfig
 from zen_train.tracking import LoggerConfig
+
+if TYPE_CHECKING:
+    from zen_train.delta.export_options import Code
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -125,12 +128,16 @@ class MergeSection(Section):
     seed: int = 0
 
 
+SETTINGS_OF_SIGNS = ("planes", "low_rank", "scale", "along_weight", "aware", "distill_steps")
+
+
 class ExportSection(Section):
     """How the one-bit delta is written."""
 
-    code: Literal["signs", "directions"] = Field(
-        "signs",
-        description="signs: one bit a weight; directions: singular directions in few bits, the server refuses them",
+    code: Literal["auto", "signs", "directions"] = Field(
+        "auto",
+        description="directions: singular directions in few bits; signs: one bit a weight; auto: directions, or signs "
+        "where another setting asks for what only they have",
     )
     scale: Literal["row", "matrix"] = Field(
         "row", description="one alpha per output row, or per matrix (paper)"
@@ -173,6 +180,25 @@ class ExportSection(Section):
     )
     at_every_checkpoint: bool = False
     max_shard_bytes: Positive = 5_000_000_000
+
+    @property
+    def used_code(self) -> Code:
+        """`code`, decided: directions keep more of a fine-tune in the same bits, and above one bit a weight the server
+        holds sign planes only.
+        """
+        if self.code != "auto":
+            return self.code
+        many_bits = self.bits_per_weight is not None and self.bits_per_weight > 1
+        return "signs" if many_bits or self.settings_of_signs() else "directions"
+
+    def settings_of_signs(self) -> dict[str, Any]:
+        """Those that were given another value than their default, and have no part in directions."""
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name in SETTINGS_OF_SIGNS
+            if (value := getattr(self, name)) != fields[name].default
+        }
 
 
 class EvaluateSection(Section):

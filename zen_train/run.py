@@ -21,7 +21,6 @@ from zen_train.config import ExportSection, RunConfig
 from zen_train.data.load import data_module
 from zen_train.delta import BaseInfo
 from zen_train.delta.card import replace_card
-from zen_train.delta.export_options import WITHOUT_SIGNS
 from zen_train.errors import ConfigError, OutputError
 from zen_train.evaluate import Evaluator
 from zen_train.module import CausalLM
@@ -162,7 +161,7 @@ def check_sense(config: RunConfig) -> None:
             f"merge={config.merge.method} works on weight matrices, and tuning.method=lora trains factors of them. "
             "Use merge=mean or merge=none with LoRA."
         )
-    if config.export.code == "directions":
+    if config.export.used_code == "directions":
         _check_directions(config.export)
     elif config.export.bits_per_weight is not None:
         _check_bits(config, config.export.bits_per_weight)
@@ -204,14 +203,12 @@ def _check_one_bit_training(config: RunConfig) -> None:
 
 def _check_directions(export: ExportSection) -> None:
     """What `export.code=directions` cannot be combined with: settings of signs."""
-    needed = {**WITHOUT_SIGNS, "aware": False, "distill_steps": 0}
-    for setting, value in needed.items():
-        if (found := getattr(export, setting)) != value:
-            told, allowed = (str(word).lower() for word in (found, value))
-            raise ConfigError(
-                f"export.code=directions holds no signs, which export.{setting}={told} is about. Use "
-                f"export.{setting}={allowed}, or export.code=signs."
-            )
+    for setting, found in export.settings_of_signs().items():
+        told, allowed = (str(word).lower() for word in (found, type(export).model_fields[setting].default))
+        raise ConfigError(
+            f"export.code=directions holds no signs, which export.{setting}={told} is about. Use "
+            f"export.{setting}={allowed}, or export.code=signs."
+        )
 
 
 def _check_bits(config: RunConfig, bits: float) -> None:

@@ -15,7 +15,7 @@ def planes_by_sensitivity(
     trainer: L.Trainer, module: CausalLM, config: ExportSection
 ) -> dict[str, int] | None:
     """How many planes each trained matrix gets; None when signs are not to be spread."""
-    if config.bits_per_weight is None or config.code != "signs":
+    if config.bits_per_weight is None or config.used_code != "signs":
         return None
     source, matrices = module.base.source(), module.coded_parameters()
     with only_moving(trainer, module, matrices.values()):

@@ -70,7 +70,7 @@ class ExportCallback(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Refuse before the first step what could not be measured after the last one."""
         assert isinstance(pl_module, CausalLM)
-        if self.config.code == "signs" and self.config.bits_per_weight is not None:
+        if self.config.used_code == "signs" and self.config.bits_per_weight is not None:
             asked = f"export.bits_per_weight={self.config.bits_per_weight:g}"
             refuse_other_forms(pl_module, asked, "export.planes")
 
@@ -107,7 +107,7 @@ class ExportCallback(L.Callback):
                     planes=planes,
                     along_weight=self.config.along_weight,
                     low_rank=self.config.low_rank,
-                    code=self.config.code,
+                    code=self.config.used_code,
                     direction_bits=self.config.bits_per_weight or 1.0,
                     embedding=self.config.embedding,
                     embedding_max_relative_error=self.config.embedding_max_relative_error,

@@ -111,7 +111,7 @@ def test_a_lora_run_exports_the_merged_weights_of_its_matrices(tiny_base, tmp_pa
         logits = plain.module.model.eval()(input_ids=ids).logits
     assert (logits - adapter).norm() <= 1e-5 * adapter.norm()
     kinds = {row.name: row.kind for row in export.report.rows}
-    assert kinds["model.layers.0.self_attn.q_proj.weight"] == "sign"
+    assert kinds["model.layers.0.self_attn.q_proj.weight"] == "directions"
     assert kinds["model.embed_tokens.weight"] == "same"
 
 

@@ -181,5 +181,5 @@ def _least_squares(factor_RN: torch.Tensor, target_NK: torch.Tensor) -> torch.Te
 
 
 def _products(a_RL: torch.Tensor, b_RL: torch.Tensor) -> torch.Tensor:
-    """Inner products of rows, summed in float64."""
-    return (a_RL.to(torch.float64) * b_RL).sum(1)
+    """Inner products of rows, multiplied in float32 and summed in float64."""
+    return (a_RL * b_RL).sum(1, dtype=torch.float64)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpu_check_models import PLANES, Made, dense_models, jobs_of, make_models
+from gpu_check_models import CODES, Made, dense_models, jobs_of, make_models
 
 if TYPE_CHECKING:
     from gpu_check import Check
@@ -143,7 +143,7 @@ def _one_engine(
         dtype=dtype,
         cuda_graphs=graphs,
         pad_decode=graphs,
-        slots=sum(PLANES.values()),
+        slots=sum(code.get("planes", 1) for code in CODES.values()),
         max_jobs=4,
         kv_bytes=(1 << 20) if check.dry else (256 << 20),
         host_bytes=1 << 30,

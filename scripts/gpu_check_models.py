@@ -1,4 +1,4 @@
-"""What gpu_check_engine.py serves: a random Llama base, three exported variants, jobs for all, and dense twins."""
+"""What gpu_check_engine.py serves: a random Llama base, four exported variants, jobs for all, and dense twins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZE: dict[str, Any] = {
 }
 DRY_SIZE: dict[str, Any] = {
     "vocab_size": 83,
-    "hidden_size": 32,
+    "hidden_size": 64,
     "intermediate_size": 44,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -29,8 +29,13 @@ DRY_SIZE: dict[str, Any] = {
     "head_dim": 8,
     "max_position_embeddings": 128,
 }
-PLANES = {"one": 1, "other": 1, "two": 2}
-PROMPT_TOKENS = (150, 9, 40, 17)
+CODES: dict[str, dict[str, Any]] = {
+    "one": {},
+    "other": {},
+    "two": {"planes": 2},
+    "directions": {"code": "directions"},
+}
+PROMPT_TOKENS = (150, 9, 40, 17, 70)
 """Of the base and the variants; the first makes the kernels form W0 + alpha S."""
 
 
@@ -46,7 +51,7 @@ class Made:
 
 
 def make_models(folder: Path, *, dry: bool) -> Made:
-    """A random bfloat16 base and a variant for each of PLANES that moved every parameter."""
+    """A random bfloat16 base and a variant for each of CODES that moved every parameter."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -60,7 +65,7 @@ def make_models(folder: Path, *, dry: bool) -> Made:
     base = folder / "base"
     model.to(torch.bfloat16).save_pretrained(base)
     variants, hashes = {}, {}
-    for seed, (name, planes) in enumerate(PLANES.items(), 3):
+    for seed, (name, options) in enumerate(CODES.items(), 3):
         tuned = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         _move(tuned, seed=seed)
         variants[name] = folder / name
@@ -72,7 +77,7 @@ def make_models(folder: Path, *, dry: bool) -> Made:
             variant=name,
             step=seed,
             embedding="sign",
-            planes=planes,
+            **options,
         )
         hashes[name] = DeltaArtifact.open(variants[name]).content_hash
     return Made(base, variants, hashes, size["vocab_size"], 8 if dry else 64)

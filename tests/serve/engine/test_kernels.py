@@ -12,7 +12,11 @@ from zen_train.errors import ConfigError
 def test_mixed_batches_say_the_same_by_triton_as_by_the_cpu_kernels(tmp_path):
     pytest.importorskip("triton")
     said = interpreted("tests.serve.engine.triton_engine", str(tmp_path), timeout_s=300)
-    for batch, kernels in (("one plane", "triton_embedding"), ("two planes", "triton_add_")):
+    for batch, kernels in (
+        ("one plane", "triton_embedding"),
+        ("two planes", "triton_add_"),
+        ("directions", "triton_rows"),
+    ):
         ours, theirs = said["auto"][batch], said["triton"][batch]
         assert ours["kernels"] == []
         assert {kernels, "triton_linear"} <= set(theirs["kernels"])
@@ -26,10 +30,12 @@ def test_mixed_batches_say_the_same_by_triton_as_by_the_cpu_kernels(tmp_path):
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 def test_every_kernel_serves_what_the_dense_model_says(family, start, kernels):
     engine = start(kernels=kernels)
-    load(engine, family, ["a", "two"])
-    works = [job(name or "base", name and family.hash(name), prompt(9)) for name in (None, "a", "two")]
+    load(engine, family, ["a", "two", "coded"])
+    works = [
+        job(name or "base", name and family.hash(name), prompt(9)) for name in (None, "a", "two", "coded")
+    ]
     running = run(engine, *works)
-    for work, name in zip(works, (None, "a", "two"), strict=True):
+    for work, name in zip(works, (None, "a", "two", "coded"), strict=True):
         assert_equals_dense(family.dense(name), work, running.events[work.id])
 
 

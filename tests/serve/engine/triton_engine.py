@@ -12,11 +12,16 @@ from pathlib import Path
 from tests.serve.engine.models import Family, engine_of, job, load, make_base, make_variant, prompt, run
 from zen_train.kernels.bitdelta_embedding import registration as embedding
 from zen_train.kernels.bitdelta_linear import registration as linear
+from zen_train.kernels.directions_linear import registration as directions
 from zen_train.serve.types import Job, TokenEvent
 
 TOKENS = 5
-BATCHES = {"one plane": (None, "a", "b"), "two planes": (None, "two")}
-"""With one plane the embedding has a kernel of its own; further planes are added by `bitdelta_add_`."""
+BATCHES = {
+    "one plane": (None, "a", "b"),
+    "two planes": (None, "two"),
+    "directions": (None, "a", "coded"),
+}
+"""With one plane the embedding has a kernel of its own; further planes and directions are added by `bitdelta_add_`."""
 
 
 def counted(module: object, name: str, calls: list[str]) -> None:
@@ -42,6 +47,7 @@ def main() -> None:
         (embedding, "triton_embedding"),
         (linear, "triton_linear"),
         (linear, "triton_add_"),
+        (directions, "triton_rows"),
     ):
         counted(module, name, calls)
     base = make_base(folder / "base", "llama-tied")
@@ -51,11 +57,12 @@ def main() -> None:
             "a": make_variant(base, folder / "a", seed=11),
             "b": make_variant(base, folder / "b", seed=12, scale="matrix"),
             "two": make_variant(base, folder / "two", seed=13, planes=2),
+            "coded": make_variant(base, folder / "coded", seed=15, code="directions"),
         },
     )
     said = {}
     for kernels in ("auto", "triton"):
-        engine = engine_of(family, kernels=kernels, pad_decode=True, max_jobs=3, slots=4)
+        engine = engine_of(family, kernels=kernels, pad_decode=True, max_jobs=3, slots=5)
         load(engine, family, family.variants)
         said[kernels] = {}
         for batch, names in BATCHES.items():

@@ -182,31 +182,27 @@ class DirectionBank:
         self.plane_VR[slot, span] = plane.to(self.device)
 
     def put(
-        self, slot: int, part: int, *, right: Sequence[Tensor], left: Sequence[Tensor], scales: Tensor
+        self, slot: int, part: int, *, right: Tensor, left: Tensor, scales: Tensor, counts: Sequence[int]
     ) -> None:
         """Fill one part of a slot in place.
 
         Args:
             slot: of V.
             part: of the fused matrix.
-            right: uint8 `[r_p, B]` of each plane.
-            left: uint8 `[N_j, r_p / 8]` of each plane.
+            right: uint8 `[sum of r_p, B]`, plane 0 first.
+            left: uint8 `[N_j, ceil(sum of r_p / 8)]`.
             scales: float32 `[r_0]`.
+            counts: r_p, how many directions have more than p bits.
 
         Raises:
-            ValueError: counts that are no multiples of 8 or do not fit. Nothing is written then.
+            ValueError: as `homes`. Nothing is written then.
         """
-        counts = [plane.shape[0] for plane in right]
-        if wrong := [count for count in counts if count % 8]:
-            raise ValueError(f"a plane has {wrong[0]} directions; needed: multiples of 8.")
         self.describe(slot, part, counts)
-        span, at = self.spans()[part], 0
+        span = self.spans()[part]
         self.scale_VR[slot, span].zero_()
         self.scale_VR[slot, span][: counts[0]].copy_(scales)
-        for right_RB, left_NC, count in zip(right, left, counts, strict=True):
-            self.right_VRB[slot, span][at : at + count].copy_(right_RB)
-            self.left[part][slot][:, at // 8 : (at + count) // 8].copy_(left_NC)
-            at += count
+        self.right_VRB[slot, span][: right.shape[0]].copy_(right)
+        self.left[part][slot][:, : left.shape[1]].copy_(left)
 
 
 def _unscaled(sign_VNB: Tensor, columns: int, ones: Tensor) -> DeltaBank:

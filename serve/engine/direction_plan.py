@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from zen_train.delta import DeltaArtifact, TensorEntry
-from zen_train.delta.manifest import part_name
 from zen_train.kernels.common import homes, stacked_rows
 from zen_train.serve.engine.parameters import Layout, MatrixPlace
-from zen_train.serve.engine.parts import Part, refuse
+from zen_train.serve.engine.parts import Part, PartKind, refuse
 from zen_train.serve.engine.tensor_files import FilePlace
 
 _MOST_PLANES = 8
@@ -25,8 +24,7 @@ def check_directions(artifact: DeltaArtifact, layout: Layout) -> dict[tuple[str,
     """(fused matrix, part) -> counts by plane, of all matrices held as directions.
 
     Raises:
-        VariantUnusableError: signs beside directions, more of them than a slot has room for, or counts that fill no
-            whole bytes.
+        VariantUnusableError: signs beside directions, or more of them than a slot has room for.
     """
     entries = artifact.config.tensors
     found = {name: place for name, place in layout.matrices.items() if entries[name].directions}
@@ -41,13 +39,6 @@ def check_directions(artifact: DeltaArtifact, layout: Layout) -> dict[tuple[str,
         if sum(counts) > room or len(counts) > _MOST_PLANES:
             held = f"holds {sum(counts)} vectors of {len(counts)} planes; a slot has room for {room} of {_MOST_PLANES}"
             refuse(artifact, name, held, f"Export it with bits_per_weight=1 or less. {_INSTEAD}")
-        if wrong := [count for count in counts if count % 8]:
-            refuse(
-                artifact,
-                name,
-                f"holds {wrong[0]} directions of one width, needed is a multiple of 8",
-                f"Export the variant again. {_INSTEAD}",
-            )
     return {(place.target, place.part): entries[name].directions for name, place in found.items()}
 
 
@@ -56,25 +47,25 @@ def direction_parts(
 ) -> Iterator[Part]:
     """The stored tensors of one matrix; `first`: the stacked vectors before it in the fused matrix."""
 
-    def part(kind: str, plane: int, **more: int) -> Part:
-        suffix = part_name(kind, plane) if kind != "scales" else kind
-        return Part(
-            label=f"{name}.{suffix}",
-            kind=kind,  # type: ignore[arg-type]
-            file=files[f"{name}.{suffix}"],
-            digest=entry.parts[suffix],
+    stacked = sum(entry.directions)
+    shapes: tuple[tuple[PartKind, int, int, int], ...] = (
+        ("right", first, stacked, place.columns),
+        ("left", 0, place.rows, stacked),
+        ("scales", first, entry.directions[0], 0),
+    )
+    for kind, start, size, columns in shapes:
+        yield Part(
+            label=f"{name}.{kind}",
+            kind=kind,
+            file=files[f"{name}.{kind}"],
+            digest=entry.parts[kind],
             target=place.target,
-            plane=plane,
+            plane=0,
+            first=start,
+            size=size,
+            columns=columns,
             number=place.part,
-            **more,
         )
-
-    at = 0
-    for plane, count in enumerate(entry.directions):
-        yield part("right", plane, first=first + at, size=count, columns=place.columns)
-        yield part("left", plane, first=at, size=place.rows, columns=count)
-        at += count
-    yield part("scales", 0, first=first, size=entry.directions[0], columns=0)
 
 
 def variant_homes(

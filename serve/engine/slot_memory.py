@@ -18,7 +18,7 @@ from zen_train.serve.engine.weights import ServedModel
 
 _SCALE_BYTES = 4  # scales and vectors are float32 on the device
 _SAME_MEMORY = {"right": "sign", "scales": "alpha"}
-"""Parts of directions that begin where the slot's signs or scales do. Left vectors of a plane lie apart, by rows."""
+"""Parts of directions that begin where the slot's signs or scales do. Rows of left vectors lie apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,5 @@ class SlotMemory:
     def _direction(self, part: Part, slot: int, stretch: slice) -> Tensor:
         directions = self._model.directions[part.target]
         if part.kind == "left":
-            return directions.left[part.number][
-                slot, :, part.first // 8 : part.first // 8 + part.columns // 8
-            ]
+            return directions.left[part.number][slot, :, : (part.columns + 7) // 8]
         return (directions.right_VRB if part.kind == "right" else directions.scale_VR)[slot, stretch]

@@ -124,12 +124,12 @@ class SecondReader:
     def _directions(self, name):
         entry, (left, right) = self.config["tensors"][name], (0.0, 0.0)
         columns, counts = entry["shape"][-2 if entry.get("transposed") else -1], entry["directions"]
+        left_signs = self._signs(self.tensors[f"{name}.left"], sum(counts))
+        right_signs = self._signs(self.tensors[f"{name}.right"], columns)
         for plane, count in enumerate(counts):
-            suffix = f".{plane}" if plane else ""
-            left_signs = self._signs(self.tensors[f"{name}.left{suffix}"], count)
-            right_signs = self._signs(self.tensors[f"{name}.right{suffix}"], columns)
-            left = left + 2.0**-plane * self._padded(left_signs, counts[0], axis=-1)
-            right = right + 2.0**-plane * self._padded(right_signs, counts[0], axis=-2)
+            own = slice(sum(counts[:plane]), sum(counts[:plane]) + count)
+            left = left + 2.0**-plane * self._padded(left_signs[..., own], counts[0], axis=-1)
+            right = right + 2.0**-plane * self._padded(right_signs[..., own, :], counts[0], axis=-2)
         return ((left * self.tensors[f"{name}.scales"][..., None, :]) @ right).astype("<f4")
 
     @staticmethod
@@ -207,13 +207,11 @@ def test_golden_directions_are_packed_and_read_as_written_out_by_hand():
     right = torch.tensor([[1.5, 0.5, 1.5, 0.5, 1.5, 0.5, 1.5, -1.5, 1.5], [1] * 9])
     parts = pack_directions(left, right, torch.tensor([0.5, 0.25]), [2, 1])
     stored = {
-        "right": "7f01 ff01",
-        "left": "01 03 01",
-        "right.1": "5501",
-        "left.1": "01 00 01",
+        "right": "7f01 ff01 5501",
+        "left": "05 03 05",
         "scales": "0000003f 0000803e",
     }
-    made = (parts.right[0], parts.left[0], parts.right[1], parts.left[1], parts.scales)
+    made = (parts.right, parts.left, parts.scales)
     for part, hexadecimal in zip(made, stored.values(), strict=True):
         assert part.numpy().tobytes() == bytes.fromhex(hexadecimal)
     outer, middle = [0.875, 0.125] * 3 + [0.875, -1.375, 0.875], [0.625, 0.375] * 3 + [0.625, -0.125, 0.625]
@@ -270,4 +268,4 @@ def test_specification_travels_with_the_package_and_names_its_version():
     text = (Path(zen_train.delta.__file__).parent / "FORMAT.md").read_text()
     assert "version 1.2" in text
     assert "`sign = 6d 00 ce 01`" in text
-    assert "`right = 7f 01 ff 01`, `left = 01 03 01`, `right.1 = 55 01`, `left.1 = 01 00 01`" in text
+    assert "`right = 7f 01 ff 01 55 01`, `left = 05 03 05`" in text

@@ -131,15 +131,10 @@ class DeltaArtifact:
         """Coded directions as they are stored, with values and padding checked."""
         entry = self.entry(name)
 
-        def part(what: str, plane: int = 0) -> torch.Tensor:
-            return self.part(name, part_name(what, plane), check_digest=check_digest)
-
-        planes = range(len(entry.directions))
-        parts = Directions(
-            tuple(part("right", plane) for plane in planes),
-            tuple(part("left", plane) for plane in planes),
-            part("scales"),
+        right, left, scales = (
+            self.part(name, what, check_digest=check_digest) for what in ("right", "left", "scales")
         )
+        parts = Directions(right, left, scales, entry.directions)
         try:
             check_directions(parts, matrix_shape(entry.shape, entry.transposed)[-1])
         except DeltaError as error:

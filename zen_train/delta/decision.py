@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from zen_train.delta.directions import encode_directions
-from zen_train.delta.manifest import TensorEntry, part_name
+from zen_train.delta.manifest import TensorEntry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,19 +42,16 @@ def decide_directions(
         return None
     if bound is not None and coded.least_square > bound**2 * coded.delta_square:
         return None
-    parts = {"scales": coded.parts.scales}
-    for plane, (right, left) in enumerate(zip(coded.parts.right, coded.parts.left, strict=True)):
-        parts |= {part_name("right", plane): right, part_name("left", plane): left}
     return Decision(
         entry=replace(
             entry,
             kind="directions",
-            directions=coded.counts,
+            directions=coded.parts.counts,
             transposed=transposed,
             zeros=coded.zeros,
             relative_error=(coded.error_square / coded.delta_square) ** 0.5,
         ),
-        parts=parts,
+        parts={"right": coded.parts.right, "left": coded.parts.left, "scales": coded.parts.scales},
         delta_square=coded.delta_square,
         error_square=coded.error_square,
         noisy_zeros=coded.zeros,

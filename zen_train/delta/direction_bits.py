@@ -5,8 +5,7 @@
 A direction in b bits keeps the share (1 - f_b)^2 of itself, f_b being what the best uniform quantiser of b bits leaves
 of a Gaussian (Max, 1960). The scale that makes it unbiased turns the loss e = 1 - (1 - f_b)^2 into noise, and `along`
 says what noise is worth beside a missing share. Steps along the lower hull are taken in the order of what a bit buys,
-as in `allocate`, for eight neighbours at a time: their bits fill whole bytes, nothing is padded, and the
-server stacks them as they are.
+as in `allocate`, for eight neighbours at a time: their bits fill whole bytes, and nothing is padded.
 """
 
 from collections.abc import Sequence

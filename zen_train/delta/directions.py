@@ -41,7 +41,6 @@ class EncodedDirections:
     """A coded delta with what the code did to it."""
 
     parts: Directions
-    counts: tuple[int, ...]  # directions with more than 0, 1, ... bits
     zeros: float  # share of elements of D that are exactly zero
     delta_square: float  # ||D||^2
     error_square: float  # ||D - D_hat||^2
@@ -86,7 +85,6 @@ def encode_directions(
     along = (delta_square + made_square - error_square) / 2
     return EncodedDirections(
         parts=parts,
-        counts=counts,
         zeros=1.0 - int(changed.count_nonzero()) / changed.numel(),
         delta_square=delta_square,
         error_square=error_square,

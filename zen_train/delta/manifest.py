@@ -160,9 +160,9 @@ class TensorEntry:
                 out["v"] = ("BF16", (*stack, self.rank, columns))
         if self.directions:
             *stack, rows, columns = matrix_shape(self.shape, self.transposed)
-            for plane, count in enumerate(self.directions):
-                out[part_name("right", plane)] = ("U8", (*stack, count, packed_width(columns)))
-                out[part_name("left", plane)] = ("U8", (*stack, rows, packed_width(count)))
+            stacked = sum(self.directions)
+            out["right"] = ("U8", (*stack, stacked, packed_width(columns)))
+            out["left"] = ("U8", (*stack, rows, packed_width(stacked)))
             out["scales"] = ("F32", (*stack, self.directions[0]))
         if self.kind == "dense":
             out["dense"] = (None, self.shape)

@@ -36,7 +36,7 @@ def largest_entries(
                 rank=options.low_rank if worth_it(pair.tuned.shape, options.low_rank) else 0,
                 transposed=transposed,
             )
-            if most := _most_directions(pair, options):  # more parts than any other form has
+            if most := _most_directions(pair, options):  # more numbers than any other form has
                 entry = replace(
                     entry, kind="directions", scale=None, planes=0, directions=(most,) * MOST_BITS
                 )
@@ -71,7 +71,7 @@ def upper_bytes(pairs: list[Pair], options: ExportOptions) -> int:
         if certain and worth_it(pair.tuned.shape, options.low_rank):
             packed += 2 * options.low_rank * prod(pair.tuned.shape[:-2]) * sum(pair.tuned.shape[-2:])
         if certain and (most := _most_directions(pair, options)):
-            padding = MOST_BITS * (most + max(pair.tuned.shape[-2:]))
+            padding = MOST_BITS * most + max(pair.tuned.shape[-2:])
             bits = options.direction_bits * prod(pair.tuned.shape[-2:])
             packed = max(packed, prod(pair.tuned.shape[:-2]) * (int(bits / 8) + padding))
         total += packed if certain else 4 * pair.tuned.numel

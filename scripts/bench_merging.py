@@ -18,6 +18,7 @@ import csv
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -28,11 +29,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fidelity_runs import train
 from measure import Figures
 
+from zen_train.report import read_metrics
+
 RULES = ("none", "mean", "svd_average", "monosoup")
 STEPS, EVERY, VALIDATE = 120, 20, 5
 RESAMPLES = 2000
 
-Curve = list[tuple[int, float]]
+
+@dataclass(frozen=True)
+class Run:
+    """Validation losses by step, and how many of the run's merges were kept."""
+
+    losses: list[tuple[int, float]]
+    kept: int
+    merges: int
 
 
 def main() -> int:
@@ -49,16 +59,16 @@ def main() -> int:
     runs = list(product(arguments.seeds, arguments.variants, methods))
     threads = max(1, torch.get_num_threads() // arguments.beside)
     with ThreadPoolExecutor(arguments.beside) as pool:
-        curves = list(pool.map(lambda run: curve(arguments.work, *run, threads=threads), runs))
-    found: dict[str, dict[tuple[str, int], Curve]] = {method: {} for method in methods}
-    for (seed, variant, method), points in zip(runs, curves, strict=True):
-        found[method][variant, seed] = points
+        done = list(pool.map(lambda run: made(arguments.work, *run, threads=threads), runs))
+    found: dict[str, dict[tuple[str, int], Run]] = {method: {} for method in methods}
+    for (seed, variant, method), run in zip(runs, done, strict=True):
+        found[method][variant, seed] = run
     report(found)
     return 0
 
 
-def curve(work: Path, seed: int, variant: str, method: str, *, threads: int) -> Curve:
-    """Validation losses of a run, trained now when it is not there."""
+def made(work: Path, seed: int, variant: str, method: str, *, threads: int) -> Run:
+    """A run, trained now when it is not there."""
     folder = work / f"{variant}-{seed}-{method.replace(' ', '-')}"
     done = folder / "metrics.json"
     if not done.is_file():
@@ -80,31 +90,35 @@ def curve(work: Path, seed: int, variant: str, method: str, *, threads: int) -> 
         shutil.rmtree(folder / "checkpoints")
     with (folder / "curves.csv").open() as file:
         rows = list(csv.DictReader(file))
-    return [(int(row["step"]), float(row["val/loss"])) for row in rows if row.get("val/loss")]
+    losses = [(int(row["step"]), float(row["val/loss"])) for row in rows if row.get("val/loss")]
+    merges = read_metrics(done).curves.merges
+    return Run(losses, sum(merge.accepted for merge in merges), len(merges))
 
 
-def roughness(points: Curve) -> float:
+def roughness(run: Run) -> float:
     """Mean |second difference| from the first merge on."""
-    losses = torch.tensor([loss for step, loss in points if step >= EVERY], dtype=torch.float64)
+    losses = torch.tensor([loss for step, loss in run.losses if step >= EVERY], dtype=torch.float64)
     return float(losses.diff(n=2).abs().mean())
 
 
-def report(found: dict[str, dict[tuple[str, int], Curve]]) -> None:
+def report(found: dict[str, dict[tuple[str, int], Run]]) -> None:
     figures = Figures("merging")
     plain = found.get("none", {})
     for method, runs in found.items():
-        for (variant, seed), points in runs.items():
-            figures.add(f"{variant}, seed {seed}, {method}: loss", points[-1][1], "nats")
+        for (variant, seed), run in runs.items():
+            figures.add(f"{variant}, seed {seed}, {method}: loss", run.losses[-1][1], "nats")
         pairs = [key for key in runs if key in plain]
         if method == "none" or not pairs:
             continue
         for what, values in (
-            ("loss over none", [runs[key][-1][1] - plain[key][-1][1] for key in pairs]),
+            ("loss over none", [runs[key].losses[-1][1] - plain[key].losses[-1][1] for key in pairs]),
             ("roughness over none", [roughness(runs[key]) / roughness(plain[key]) for key in pairs]),
         ):
             unit = "nats" if what.startswith("loss") else "x"
             mean, spread = interval(values)
             figures.add(f"{method}: {what}", mean, unit, against=f"{len(pairs)} runs", spread=spread)
+        kept, merges = (sum(getattr(runs[key], what) for key in pairs) for what in ("kept", "merges"))
+        figures.add(f"{method}: merges kept", kept, f"of {merges}", against=f"{len(pairs)} runs")
     figures.show()
 
 

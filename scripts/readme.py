@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -95,6 +96,27 @@ def tasks() -> str:
     return table(["task", "problems", "base, %", "delta, %", "delta over base, points"], rows)
 
 
+def merging() -> str:
+    """Each rule against no merging on the same runs."""
+    found = lines_of("merging")
+    rows = []
+    for case, kept in found.items():
+        rule, _, what = case.partition(": ")
+        if what == "merges kept":
+            gate = "always" if "always" in rule else "if not worse"
+            loss, rough = (found[f"{rule}: {which} over none"] for which in ("loss", "roughness"))
+            cells = [_spread(loss, 1e3, "+.1f"), _spread(rough, 1, ".2f")]
+            counts = [f"{kept['value']:.0f} {kept['unit']}", kept["against"].removesuffix(" runs")]
+            rows.append([f"`{rule.removesuffix(' always')}`", gate, *cells, *counts])
+    measured = ["loss over no merging, thousandths of a nat", "roughness over no merging"]
+    return table(["rule", "merges are kept", *measured, "kept", "runs"], rows)
+
+
+def _spread(row: dict[str, Any], factor: float, form: str) -> str:
+    value, low, high = (format(factor * number, form) for number in (row["value"], *row["spread"]))
+    return f"{value} ({low} to {high})"
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "quick": quick,
     "variants": variants,
@@ -104,6 +126,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "fidelity": readme_fidelity.kept_of_all,
     "fidelity_divergence": readme_fidelity.divergence_of_all,
     "fidelity_codes": readme_fidelity.codes,
+    "merging": merging,
     "rounding": partial(figures, "rounding"),
     "tasks": tasks,
 }

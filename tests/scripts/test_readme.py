@@ -1,0 +1,85 @@
+"""The generated parts of README.md and their picture, from figures made up here."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import readme
+import readme_fidelity
+import readme_tables
+from bench_merging import Run, interval, roughness
+from PIL import Image
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """`recorded(bench, rows)` stands in for scripts/results/BENCH.jsonl."""
+
+    def write(bench, rows):
+        lines = [json.dumps({"unit": "", "against": None, "spread": None, **row}) for row in rows]
+        (tmp_path / f"{bench}.jsonl").write_text("\n".join(lines))
+        readme_tables.lines_of.cache_clear()
+
+    monkeypatch.setattr(readme_tables, "RESULTS", tmp_path)
+    yield write
+    readme_tables.lines_of.cache_clear()
+
+
+def test_the_last_line_of_a_case_counts_in_the_table_of_merging(recorded):
+    def rule(name, loss, kept):
+        runs = {"against": "9 runs"}
+        return [
+            {
+                "case": f"{name}: loss over none",
+                "value": loss,
+                "spread": [loss - 0.001, loss + 0.001],
+                **runs,
+            },
+            {"case": f"{name}: roughness over none", "value": 1.1, "spread": [0.9, 1.25], **runs},
+            {"case": f"{name}: merges kept", "value": kept, "unit": "of 54", **runs},
+        ]
+
+    recorded("merging", [*rule("mean", 9.0, 1), *rule("mean", -0.0004, 12), *rule("mean always", 0.003, 54)])
+    assert readme.merging().splitlines()[2:] == [
+        "| `mean` | if not worse | -0.4 (-1.4 to +0.6) | 1.10 (0.90 to 1.25) | 12 of 54 | 9 |",
+        "| `mean` | always | +3.0 (+2.0 to +4.0) | 1.10 (0.90 to 1.25) | 54 of 54 | 9 |",
+    ]
+
+
+def test_the_picture_of_codes_shows_what_was_measured(recorded, tmp_path):
+    def code(method, bits, lost):
+        return [
+            {"case": f"math/{method} bits", "value": bits},
+            {"case": f"math/{method} KL", "value": lost},
+            {"case": f"math/{method} kept", "value": 99.0, "spread": [98.0, 100.0]},
+        ]
+
+    pictures = []
+    for lost in (0.001, 0.004):
+        rows = [row for each in ("matrix", "delta_come") for row in code(each, 1.0, 0.01)]
+        recorded("fidelity", [*rows, *code("directions", 0.99, lost)])
+        readme_fidelity.picture(tmp_path / "picture.png")
+        with Image.open(tmp_path / "picture.png") as image:
+            pictures.append((image.size, image.convert("L").tobytes()))
+    assert pictures[0][0][0] > 400
+    assert pictures[0][1] != pictures[1][1]
+
+
+def test_a_straight_curve_is_smooth_and_a_zigzag_is_not():
+    """Second differences of 1, 2, 1, 2: all +-2. What lies before the first merge does not count."""
+
+    def run(losses):
+        return Run(
+            [(5, 99.0), *((20 + 5 * step, loss) for step, loss in enumerate(losses))], kept=0, merges=0
+        )
+
+    assert roughness(run([4.0, 3.0, 2.0, 1.0])) == 0.0
+    assert roughness(run([1.0, 2.0, 1.0, 2.0])) == 2.0
+
+
+def test_the_interval_of_a_mean_holds_it_and_shrinks_with_more_runs():
+    mean, (low, high) = interval([1.0, 2.0, 3.0])
+    more_mean, (more_low, more_high) = interval([1.0, 2.0, 3.0] * 16)
+    assert mean == more_mean == 2.0
+    assert low < more_low < 2.0 < more_high < high

@@ -21,7 +21,11 @@ class EngineConfig(BaseModel):
         "auto", description="of weights and activations; auto is the base's own (fp16 is served as fp32)"
     )
     max_jobs: Positive = Field(16, le=1024, description="jobs decoding side by side")
-    slots: Positive = Field(14, le=4096, description="sign planes of the whole model kept on the device")
+    slots: Positive = Field(
+        14,
+        le=4096,
+        description="sign planes of the whole model kept on the device, or coded directions in their place",
+    )
     variant_bytes: Positive | None = Field(
         None, description="the slots as a budget in bytes instead; takes precedence over slots"
     )

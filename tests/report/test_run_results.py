@@ -75,7 +75,9 @@ def test_coded_directions_count_as_compressed_weights_and_are_named(results):
     )
     size = replace(results.size, by_kind=kinds)
     assert size.bits_per_compressed_weight == 1.0
-    assert "coded singular directions" in model_card(replace(results, size=size))
+    card = model_card(replace(results, size=size))
+    assert "coded singular directions" in card
+    assert "bitdelta" not in card.split("---")[1]
     assert "signs and scales" in model_card(results)
 
 

@@ -34,14 +34,19 @@ def model_card(results: RunResults) -> str:
 
 
 def _kind(results: RunResults) -> str:
-    return "a delta" if "directions" in results.size.held_as else "a one-bit delta"
+    return "a delta" if _directions(results) else "a one-bit delta"
+
+
+def _directions(results: RunResults) -> bool:
+    return "directions" in results.size.held_as
 
 
 def _front_matter(results: RunResults) -> str:
     fields: dict[str, Any] = {"library_name": "zen_train"}
     if results.base.hub_id is not None:
         fields |= {"base_model": results.base.hub_id, "base_model_relation": "adapter"}
-    fields["tags"] = ["zen_train", "bitdelta", "one-bit-delta", results.variant]
+    code = ["delta-compression"] if _directions(results) else ["bitdelta", "one-bit-delta"]
+    fields["tags"] = ["zen_train", *code, results.variant]
     if results.base.licence is not None:
         known = results.base.licence.lower() in _HUB_LICENCES
         fields["license"] = results.base.licence.lower() if known else "other"

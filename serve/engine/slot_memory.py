@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from zen_train.serve.engine.parts import DIRECTION_KINDS, Part
 from zen_train.serve.engine.slots import Place
-from zen_train.serve.engine.tensor_files import memory_of
+from zen_train.serve.engine.tensor_files import memory_of, tensor_over
 from zen_train.serve.engine.weights import ServedModel
 
+Bytes = NDArray[np.uint8]
 _SCALE_BYTES = 4  # scales and vectors are float32 on the device
 _SAME_MEMORY = {"right": "sign", "scales": "alpha"}
 """Parts of directions that begin where the slot's signs or scales do. Rows of left vectors lie apart."""
@@ -33,6 +36,8 @@ class Route:
     slot_bytes: int
     first_byte: int
     """Within the slot."""
+    rows: Bytes | None
+    """`[slots, N, C]` of left vectors on a CPU: their rows lie apart, each as long as the slot has room for."""
 
 
 class SlotMemory:
@@ -40,6 +45,8 @@ class SlotMemory:
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
+        self._rows: dict[tuple[str, int], Bytes] = {}
+        """(target, part) -> left vectors of all slots."""
         self._bytes: dict[tuple[str, str], tuple[memoryview, int]] = {}
         """(kind, target) -> bytes of the whole tensor, bytes of one slot."""
         if model.blocks.device.type != "cpu":
@@ -49,6 +56,9 @@ class SlotMemory:
                 self._bytes[kind, target] = (memory_of(whole), whole[0].nbytes)
         for target, table in model.tables.items():
             self._bytes["vector", target] = (memory_of(table), table[0].nbytes)
+        for target, directions in model.directions.items():
+            for number, left in enumerate(directions.left):
+                self._rows[target, number] = left.numpy()
 
     def routes(self, parts: Sequence[Part]) -> tuple[Route, ...]:
         """In the order of the parts."""
@@ -60,7 +70,8 @@ class SlotMemory:
         memory, slot_bytes = self._bytes.get((_SAME_MEMORY.get(part.kind, part.kind), part.target), (None, 0))
         if part.file.size_bytes != part.size * row_bytes:
             memory = None  # one scale for the matrix, or a vector of another dtype
-        return Route(part, memory, which, slot_bytes, part.first * row_bytes)
+        rows = self._rows.get((part.target, part.number)) if part.kind == "left" else None
+        return Route(part, memory, which, slot_bytes, part.first * row_bytes, rows)
 
     def bytes_of(self, routes: Sequence[Route], place: Place) -> list[memoryview | None]:
         """Where the stored bytes of each part go as they are, or None."""
@@ -75,7 +86,17 @@ class SlotMemory:
             for route in routes
         ]
 
-    def tensor_of(self, part: Part, place: Place) -> Tensor:
+    def put(self, route: Route, place: Place, stored: memoryview) -> None:
+        """Copy a part that `bytes_of` has no place for. On a GPU the copy may still run when this returns."""
+        part = route.part
+        if route.rows is not None:
+            width = (part.columns + 7) // 8
+            packed = np.frombuffer(stored, np.uint8).reshape(part.size, width)
+            route.rows[place.planes[0], :, :width] = packed
+            return
+        self._tensor_of(part, place).copy_(tensor_over(stored, part.file.spec), non_blocking=True)
+
+    def _tensor_of(self, part: Part, place: Place) -> Tensor:
         """Where a part goes: signs uint8 `[rows, ceil(columns / 8)]`, scales or a vector float32 `[size]`."""
         stretch = slice(part.first, part.first + part.size)
         if part.kind == "vector":

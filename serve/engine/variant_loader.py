@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from zen_train.errors import DeltaError
 from zen_train.serve.engine.checking import Checked, check_part
@@ -143,27 +143,28 @@ class VariantLoader:
                 if target is not None:
                     target[:] = memory
                 else:
-                    tensor = tensor_over(memory, route.part.file.spec)
-                    self._memory.tensor_of(route.part, place).copy_(tensor, non_blocking=True)
+                    self._memory.put(route, place, memory)
 
     def _read_and_place(
         self, known: KnownVariant, routes: Sequence[Route], place: Place, reader: FileReader, *, check: bool
     ) -> None:
         """Read parts from their files to their slots, through a buffer where they must be converted or sent."""
-        pinned = self._model.blocks.device.type == "cuda"
-        staged: list[tuple[Part, Tensor]] = []
-        memories: list[memoryview] = []
-        for route, memory in zip(routes, self._memory.bytes_of(routes, place), strict=True):
-            if memory is None:
-                spec = route.part.file.spec
-                buffer = torch.empty(spec.shape, dtype=spec.dtype, pin_memory=pinned)
-                staged.append((route.part, buffer))
-                memory = memory_of(buffer)
-            memories.append(memory)
+        own = self._memory.bytes_of(routes, place)
+        memories = [
+            self._buffer(route.part.file.size_bytes) if memory is None else memory
+            for route, memory in zip(routes, own, strict=True)
+        ]
         self._read(known, [route.part for route in routes], memories, reader, check=check)
         with own_stream(self._model.blocks.device):
-            for part, buffer in staged:
-                self._memory.tensor_of(part, place).copy_(buffer, non_blocking=True)
+            for route, there, memory in zip(routes, own, memories, strict=True):
+                if there is None:
+                    self._memory.put(route, place, memory)
+
+    def _buffer(self, size_bytes: int) -> memoryview:
+        """Pinned where a GPU copies from it; alive as long as the view is."""
+        if self._model.blocks.device.type == "cuda":
+            return memory_of(torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True))
+        return np.empty(size_bytes, np.uint8).data
 
     def _read(
         self,

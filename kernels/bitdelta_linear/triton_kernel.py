@@ -192,7 +192,7 @@ def prefill_kernel(
     if not HAS_W and group == 0:
         return
     slot = tl.where(has_delta, group - 1, 0).to(tl.int64)
-    plane_bytes = tl.cast(N, tl.int64) * B
+    sign_ptr += slot * sign_stride
 
     rows = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     row_ok = rows < N
@@ -222,7 +222,7 @@ def prefill_kernel(
             step = tl.where(has_delta, scale, 0.0)[:, None]
             if HAS_COL:
                 step = step * tl.load(col_ptr + (slot * PLANES + p) * K + k, mask=k < K, other=0.0)[None, :]
-            plane_ptr = sign_ptr + slot * sign_stride + p * plane_bytes
+            plane_ptr = sign_ptr + p * tl.cast(N, tl.int64) * B
             sign = expand_signs(plane_ptr, wide_rows, row_ok, k0, B, BLOCK_K)
             w += tl.where(sign, step, -step)
         if x.dtype == tl.bfloat16:

@@ -40,7 +40,7 @@ PREFILL_CONFIGS = [
 PREFILL_CONFIGS_SM90 = [
     *PREFILL_CONFIGS,
     _config(128, 64, 8, 2, BLOCK_T=256),
-    _config(128, 64, 4, 3, BLOCK_T=64),
+    _config(128, 64, 4, 2, BLOCK_T=64),
 ]
 
 

@@ -14,7 +14,14 @@ from zen_train.kernels.cpu import load
 from zen_train.kernels.decoder import decoder_stack, prepare_blocks, top_scores, use_huge_pages
 from zen_train.kernels.decoder.cpu_plan import layer_tensors, plan_of, shape_numbers
 
-CASE = Case(name="library", chunks=(Chunk(start=2, count=3, slots=(1,)), Chunk(start=5, count=1)))
+CASE = Case(
+    name="library",
+    chunks=(
+        Chunk(start=2, count=3, slots=(1,)),
+        Chunk(start=5, count=1),
+        Chunk(start=1, count=2, directions=4),
+    ),
+)
 needs_compiler = pytest.mark.skipif(not load(), reason="no C++ compiler here")
 
 
@@ -27,6 +34,7 @@ def test_opcheck_of_the_operators():
         batch.position_T,
         batch.sequence_T,
         batch.plane_PT,
+        batch.direction_T,
         batch.vector_T,
         batch.page_table_SJ,
         inputs.rotary.cos,
@@ -37,8 +45,12 @@ def test_opcheck_of_the_operators():
     torch.library.opcheck(ops.cpu_decoder_.default, arguments)
     block = inputs.blocks[0]
     bank = block.gate_up_bank
-    head = (inputs.hidden, block.gate_up_NK, bank.sign_VPNB, bank.row_scale_VPN, batch.plane_PT, -1)
-    torch.library.opcheck(ops.cpu_head.default, head)
+    directions = block.gate_up_directions.tensors()
+    head = (inputs.hidden, block.gate_up_NK, bank.sign_VPNB, bank.row_scale_VPN, batch.plane_PT)
+    torch.library.opcheck(ops.cpu_head.default, (*head, directions, batch.direction_T, -1))
+    table = block.o_directions
+    rows = (inputs.hidden, batch.position_T % table.out_features, batch.direction_T, table.tensors(), -1)
+    torch.library.opcheck(ops.cpu_direction_rows.default, rows)
     torch.library.opcheck(ops.cpu_top.default, (inputs.hidden, -1))
 
 
@@ -54,6 +66,7 @@ def test_the_operator_with_a_list_gives_the_result_of_the_plan():
         batch.position_T,
         batch.sequence_T,
         batch.plane_PT,
+        batch.direction_T,
         batch.vector_T,
         batch.page_table_SJ,
         inputs.rotary.cos,

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.delta.models import damaged_copy, export, make_pair
 from tests.delta.test_vocabulary import grow
@@ -51,6 +52,23 @@ def test_an_export_twice_is_the_same_artifact(tmp_path):
     pair = make_pair(tmp_path)
     hashes = {export(pair, tmp_path / name, code="directions").content_hash for name in ("a", "b")}
     assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_bad_matrix_is_named_from_whatever_thread_and_nothing_is_left(tmp_path, threads):
+    pair, name = make_pair(tmp_path), "model.layers.1.mlp.down_proj.weight"
+    weights = load_file(pair.tuned / "model.safetensors")
+    weights[name][3, 4] = float("nan")
+    save_file(weights, pair.tuned / "model.safetensors", metadata={"format": "pt"})
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with pytest.raises(DeltaError, match=rf"{name}: .*NaN or infinite"):
+            export(pair, tmp_path / "delta", code="directions")
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert not (tmp_path / "delta").exists()
 
 
 def test_a_matrix_too_small_for_one_direction_and_a_grown_one_keep_signs(tmp_path):

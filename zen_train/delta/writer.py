@@ -1,4 +1,4 @@
-"""Write a delta artifact: base and tuned model in, one published folder out. One tensor in memory at a time.
+"""Write a delta artifact: base and tuned model in, one published folder out. One tensor in memory at a time, or a few.
 
 What becomes of a parameter:
   same   equal in value to the base's, or given no planes; nothing is stored
@@ -12,10 +12,12 @@ It does not verify what it wrote: `verify_artifact` reads the files back.
 """
 
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 import zen_train
 from zen_train.delta import roles
@@ -41,6 +43,10 @@ from zen_train.delta.sidecars import check_sidecars, file_digest
 from zen_train.delta.sources import TensorSource
 from zen_train.delta.strict_json import compact, readable
 from zen_train.errors import DeltaError
+from zen_train.ordered import in_order
+
+MOST_WORKERS = 4
+"""Matrices that are decomposed side by side: each takes some float64 copies of itself."""
 
 
 def write_artifact(
@@ -68,7 +74,8 @@ def write_artifact(
     overwrite: bool = False,
     on_tensor: Callable[[TensorRow], None] | None = None,
 ) -> ArtifactReport:
-    """Export `tuned - base` to `folder`, published in one step. Peak memory is near the largest tensor.
+    """Export `tuned - base` to `folder`, published in one step. Peak memory is near the largest tensor, with
+    `code="directions"` near the MOST_WORKERS largest and their factors.
 
     `tuned` is read once, in the order of `export_order(tuned)`. `planes`: of every matrix, or by name (1 where a name
     is absent; 0 drops a delta, and the matrix is then the base's). `direction_bits`: a weight of each matrix, with
@@ -112,8 +119,10 @@ def write_artifact(
             temporary, "delta", header_room_bytes=room_bytes, max_shard_bytes=max_shard_bytes
         ) as writer:
             export = _Export(base, tuned, base_info, options, writer, on_tensor, shared_bases(pairs))
-            for pair in pairs:
-                export.add(pair, tied)
+            # Signs use all cores for one tensor; directions are eigenproblems, side by side.
+            workers = min(MOST_WORKERS, torch.get_num_threads()) if code == "directions" else 1
+            for pair, decision in in_order(export.decided, export.read(pairs), workers=workers):
+                export.add(pair, decision, tied)
             entries = export.finished_entries()
             config = replace(
                 config,
@@ -151,6 +160,15 @@ def variant_is_tied(entries: Mapping[str, TensorEntry], base: BaseInfo) -> bool:
     return any(entry.kind == "tied" for entry in heads) if heads else base.tied
 
 
+class _Read(NamedTuple):
+    """One parameter before it is coded."""
+
+    pair: Pair
+    base: torch.Tensor | None
+    tuned: torch.Tensor
+    twin: str  # the first parameter with these values, itself in most cases
+
+
 @dataclass
 class _Export:
     """The state of one export: what was decided so far."""
@@ -169,9 +187,32 @@ class _Export:
     error_square: float = 0.0
     twin_digests: dict[str, str] = field(default_factory=dict)
 
-    def add(self, pair: Pair, tied: Mapping[str, str]) -> None:
-        """Read, decide, code and queue one parameter, and record the names tied to it."""
-        decision = self._decide(pair)
+    def read(self, pairs: Iterable[Pair]) -> Iterator[_Read]:
+        """Each parameter's tensors, in order; no base for one that is a twin of another."""
+        for pair in pairs:
+            tuned = self.tuned.get(pair.name).cpu()
+            twin = pair.name
+            if pair.base_name in self.shared_bases:
+                # The base ties two names to this tensor; equal copies in an untied tuned model are stored once.
+                twin = self.twin_digests.setdefault(tensor_digest(tuned), pair.name)
+            base = self.base.get(pair.base_name).cpu() if twin == pair.name else None
+            yield _Read(pair, base, tuned, twin)
+
+    def decided(self, read: _Read) -> tuple[Pair, Decision]:
+        """How it is held, and its code. Called from several threads."""
+        pair = read.pair
+        if read.base is None:
+            entry = replace(plain_entry(pair), kind="tied", base_tensor=None, target=read.twin)
+            return pair, Decision(entry=entry, parts={})
+        try:
+            return pair, decide(pair, read.base, read.tuned, self.options, self.base_info.model_type)
+        except DeltaError as error:
+            raise DeltaError(
+                f"{pair.name}: {error}. base: {self.base.label}; tuned: {self.tuned.label}"
+            ) from error
+
+    def add(self, pair: Pair, decision: Decision, tied: Mapping[str, str]) -> None:
+        """Queue one parameter, and record the names tied to it."""
         self.delta_square += decision.delta_square
         self.error_square += decision.error_square
         self.noisy[pair.name] = decision.noisy_zeros
@@ -196,25 +237,6 @@ class _Export:
             )
             for name, entry in self.entries.items()
         }
-
-    def _decide(self, pair: Pair) -> Decision:
-        tuned = self.tuned.get(pair.name).cpu()
-        if pair.base_name in self.shared_bases:
-            # The base ties two names to this tensor; equal copies in an untied tuned model are stored once.
-            digest = tensor_digest(tuned)
-            twin = self.twin_digests.setdefault(digest, pair.name)
-            if twin != pair.name:
-                return Decision(
-                    entry=replace(plain_entry(pair), kind="tied", base_tensor=None, target=twin), parts={}
-                )
-        try:
-            return decide(
-                pair, self.base.get(pair.base_name).cpu(), tuned, self.options, self.base_info.model_type
-            )
-        except DeltaError as error:
-            raise DeltaError(
-                f"{pair.name}: {error}. base: {self.base.label}; tuned: {self.tuned.label}"
-            ) from error
 
     def _record(self, name: str, entry: TensorEntry, size_bytes: int) -> None:
         self.entries[name] = entry

@@ -155,7 +155,7 @@ CASES += [
     Case(
         name="directions-T14-real",
         chunks=(
-            *_directed(list(range(0, 35, 5)), list(range(7))),
+            *_directed(list(range(0, 35, 5)), [0, 1, 2, 3, 1, 14, 2]),
             *_decode([35, 40, 45, 50, 55, 60, 65], [(7,), (), (9,), (10,), (7,), (12,), (13,)]),
         ),
         **REAL,

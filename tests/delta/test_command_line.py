@@ -158,7 +158,12 @@ def test_package_imports_only_what_it_may():
                 assert name.split(".")[0] in allowed, f"{path.name} imports {name}"
                 assert not name.startswith(("torch.distributed", "pickle")), f"{path.name} imports {name}"
                 if name.startswith("zen_train."):
-                    ours = ("zen_train.delta", "zen_train.errors", "zen_train.ordered", "zen_train.kernels.common")
+                    ours = (
+                        "zen_train.delta",
+                        "zen_train.errors",
+                        "zen_train.ordered",
+                        "zen_train.kernels.common",
+                    )
                     above = {
                         "evaluate_command.py": "zen_train.harness",
                         "distill_command.py": "zen_train.distill_artifact",

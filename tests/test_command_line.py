@@ -33,9 +33,10 @@ def zen_train(*words, cwd, **environment):
 
 
 def tiny(data_file, *more):
+    rule = [] if any(word.startswith("merge=") for word in more) else ["merge=svd_average"]
     return [
         "+variant=chat", "base=tiny", "data=jsonl", f"data.path={data_file}", "data.context_tokens=64",
-        "data.eval_tokens=256", "trainer.max_steps=6", "merge.every_n_steps=2", "merge.rank=4", *more,
+        "data.eval_tokens=256", "trainer.max_steps=6", *rule, "merge.every_n_steps=2", "merge.rank=4", *more,
     ]  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def test_every_config_file_builds(choice):
 
 
 def test_full_scale_merges_every_thousand_optimizer_steps():
-    config = RunConfig.model_validate(composed("+variant=coder", "scale=full"))
+    config = RunConfig.model_validate(composed("+variant=coder", "scale=full", "merge=monosoup"))
     assert config.merge.every_n_steps == 1000
     assert config.validate_every_n_steps == 1000
     assert config.checkpoint_every_n_steps == 1000
@@ -155,7 +155,7 @@ def _flatten(section: dict, prefix: str = ""):
         (("export.aware=true", "export.distill_steps=5"), "export.distill_steps=5", "one of them"),
         (("export.aware=true", "trainer.strategy=fsdp2"), "trainer.strategy=fsdp2", "auto or ddp"),
         (("export.distill_steps=5", "trainer.strategy=ddp"), "trainer.strategy=ddp", "trainer.strategy=auto"),
-        (("tuning.method=lora",), "merge=svd_average", "merge=mean"),
+        (("tuning.method=lora", "merge=svd_average"), "merge=svd_average", "merge=mean"),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, tuple) else None,
 )

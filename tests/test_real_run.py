@@ -17,8 +17,9 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, real_base_model):
     folder = tmp_path_factory.mktemp("run")
-    words = ["+variant=coder", "trainer.max_steps=6", "merge.every_n_steps=3", "data.eval_tokens=1024",
-             "data.limit_records=400", "evaluate.sample_tokens=8", "optim.warmup_steps=2"]  # fmt: skip
+    words = ["+variant=coder", "trainer.max_steps=6", "merge=svd_average", "merge.every_n_steps=3",
+             "data.eval_tokens=1024", "data.limit_records=400", "evaluate.sample_tokens=8",
+             "optim.warmup_steps=2"]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "zen_train", *words], cwd=folder, capture_output=True, text=True, timeout=800
     )

@@ -14,7 +14,7 @@ from rich.console import Console
 HELP = """\
 usage: python -m zen_train +variant=NAME [setting=value ...]
 
-  python -m zen_train +variant=coder                  train, merge, export a one-bit delta, report
+  python -m zen_train +variant=coder                  train, export a delta of one bit a weight, report
   python -m zen_train +variant=coder scale=full       the lengths a GPU node would use
   python -m zen_train -m +variant=coder,math          one run after another
   python -m zen_train +variant=chat data=jsonl data.path=my.jsonl

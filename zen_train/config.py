@@ -112,7 +112,7 @@ class TrainerSection(Section):
 class MergeSection(Section):
     """When checkpoints are merged, by which rule, and whether the result is kept."""
 
-    method: Literal["svd_average", "monosoup", "mean", "none"] = "svd_average"
+    method: Literal["svd_average", "monosoup", "mean", "none"] = "none"
     every_n_steps: Positive = Field(1000, description="optimizer steps")
     rank: Positive | Annotated[float, Field(gt=0, lt=1)] | None = Field(
         64, description="svd_average: an integer, a share of min(in, out), or null for no truncation"

@@ -3,20 +3,15 @@
 import pytest
 import torch
 
+from tests.kernels.backends import EVERYWHERE, forced
 from tests.kernels.cases import Case, build
 from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
 from zen_train.kernels.bitdelta_linear import dense_delta
-from zen_train.kernels.cpu import PATHS, load
 
 
-@pytest.fixture(params=["reference", *PATHS] if load() else ["reference"])
+@pytest.fixture(params=EVERYWHERE)
 def backend(request, monkeypatch):
-    if request.param == "reference":
-        return "reference"
-    if PATHS.index(request.param) > torch.ops.zen_train.cpu_best_path():
-        pytest.skip(f"this processor does not run {request.param}")
-    monkeypatch.setenv("ZEN_TRAIN_CPU_PATH", request.param)
-    return "cpu"
+    return forced(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from tests.kernels.backends import forced
 from tests.kernels.cases import CASES, LONG_CASES, RUNNERS, Case, at_threads, build, judge, run_linear
 from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_add_, bitdelta_linear
-from zen_train.kernels.cpu import PATHS, load
+from zen_train.kernels.cpu import PATHS
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 BACKENDS = ["reference", *PATHS]
@@ -13,15 +14,7 @@ BACKENDS = ["reference", *PATHS]
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Force one instruction set by the environment variable; skip what this processor lacks."""
-    if request.param == "reference":
-        return "reference"
-    if not load():
-        pytest.skip("no C++ compiler here")
-    if PATHS.index(request.param) > torch.ops.zen_train.cpu_best_path():
-        pytest.skip(f"this processor does not run {request.param}")
-    monkeypatch.setenv("ZEN_TRAIN_CPU_PATH", request.param)
-    return "cpu"
+    return forced(request.param, monkeypatch)
 
 
 def every_backend(function):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.kernels.backends import forced
 from tests.kernels.cases import at_threads
 from tests.kernels.decoder_cases import (
     CASES,
@@ -18,7 +19,7 @@ from tests.kernels.decoder_cases import (
 from tests.kernels.direction_cases import build as build_directions
 from zen_train.kernels.bitdelta_linear import bitdelta_linear
 from zen_train.kernels.common import DeltaBank
-from zen_train.kernels.cpu import PATHS, load
+from zen_train.kernels.cpu import PATHS
 from zen_train.kernels.decoder import decoder_stack, head_logits, prepare_blocks, rms_norm
 from zen_train.kernels.directions_linear import dense_directions
 
@@ -28,15 +29,7 @@ BACKENDS = ["reference", "torch", *PATHS]
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Force one instruction set by the environment variable; skip what this processor lacks."""
-    if request.param in ("reference", "torch"):
-        return request.param
-    if not load():
-        pytest.skip("no C++ compiler here")
-    if PATHS.index(request.param) > torch.ops.zen_train.cpu_best_path():
-        pytest.skip(f"this processor does not run {request.param}")
-    monkeypatch.setenv("ZEN_TRAIN_CPU_PATH", request.param)
-    return "cpu"
+    return forced(request.param, monkeypatch)
 
 
 def every_backend(function):

@@ -3,22 +3,17 @@
 import pytest
 import torch
 
+from tests.kernels.backends import EVERYWHERE, forced
 from tests.kernels.direction_cases import ROWS, build, exact_rows
 from zen_train.kernels.common import DeltaBank, DirectionBank, has_room, homes, stacked_rows
-from zen_train.kernels.cpu import PATHS, load
 from zen_train.kernels.directions_linear import dense_directions, direction_rows, directions_add_
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.01, torch.float16: 2e-3}
 
 
-@pytest.fixture(params=["reference", *PATHS] if load() else ["reference"])
+@pytest.fixture(params=EVERYWHERE)
 def backend(request, monkeypatch):
-    if request.param == "reference":
-        return "reference"
-    if PATHS.index(request.param) > torch.ops.zen_train.cpu_best_path():
-        pytest.skip(f"this processor does not run {request.param}")
-    monkeypatch.setenv("ZEN_TRAIN_CPU_PATH", request.param)
-    return "cpu"
+    return forced(request.param, monkeypatch)
 
 
 def relative(found, truth):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.kernels.backends import EVERYWHERE, forced
 from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
 from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_linear
 from zen_train.kernels.bitdelta_linear.reference import linear_reference
@@ -27,14 +28,9 @@ def small_bank() -> DeltaBank:
     return bank
 
 
-@pytest.fixture(params=["reference", *PATHS] if load() else ["reference"])
+@pytest.fixture(params=EVERYWHERE)
 def backend(request, monkeypatch):
-    if request.param == "reference":
-        return "reference"
-    if PATHS.index(request.param) > torch.ops.zen_train.cpu_best_path():
-        pytest.skip(f"this processor does not run {request.param}")
-    monkeypatch.setenv("ZEN_TRAIN_CPU_PATH", request.param)
-    return "cpu"
+    return forced(request.param, monkeypatch)
 
 
 def test_a_delta_below_half_a_step_is_kept_on_average_where_nearest_loses_it():

@@ -3,20 +3,13 @@
 import pytest
 import torch
 
-from zen_train.kernels.cpu import PATHS, load
+from tests.kernels.backends import EVERYWHERE, forced
 from zen_train.kernels.sign_pack import PackedSigns, sign_pack, unpack_signs
 
-BACKENDS = ["reference", *PATHS] if load() else ["reference"]
 
-
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=EVERYWHERE)
 def backend(request, monkeypatch):
-    if request.param == "reference":
-        return "reference"
-    if PATHS.index(request.param) > torch.ops.zen_train.cpu_best_path():
-        pytest.skip(f"this processor does not run {request.param}")
-    monkeypatch.setenv("ZEN_TRAIN_CPU_PATH", request.param)
-    return "cpu"
+    return forced(request.param, monkeypatch)
 
 
 def pair(n, k, dtype, seed=0):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from zen_train.delta import DeltaArtifact, TensorEntry
-from zen_train.kernels.common import homes, stacked_rows
+from zen_train.kernels.common import homes
 from zen_train.serve.engine.parameters import Layout, MatrixPlace
 from zen_train.serve.engine.parts import Part, PartKind, refuse
 from zen_train.serve.engine.tensor_files import FilePlace
@@ -35,7 +35,7 @@ def check_directions(artifact: DeltaArtifact, layout: Layout) -> dict[tuple[str,
         refuse(artifact, signs[0], found_both, f"{remedy} {_INSTEAD}")
     for name, place in found.items():
         counts = entries[name].directions
-        room = stacked_rows(place.rows, place.columns) if layout.stacked else 0
+        room = layout.stacked[place.target][place.part] if layout.stacked else 0
         if sum(counts) > room or len(counts) > _MOST_PLANES:
             held = f"holds {sum(counts)} vectors of {len(counts)} planes; a slot has room for {room} of {_MOST_PLANES}"
             refuse(artifact, name, held, f"Export it with bits_per_weight=1 or less. {_INSTEAD}")
@@ -43,10 +43,10 @@ def check_directions(artifact: DeltaArtifact, layout: Layout) -> dict[tuple[str,
 
 
 def direction_parts(
-    name: str, entry: TensorEntry, place: MatrixPlace, files: dict[str, FilePlace], *, first: int
+    name: str, entry: TensorEntry, place: MatrixPlace, files: dict[str, FilePlace], layout: Layout
 ) -> Iterator[Part]:
-    """The stored tensors of one matrix; `first`: the stacked vectors before it in the fused matrix."""
-
+    """The stored tensors of one matrix."""
+    first = sum(layout.stacked[place.target][: place.part])  # vectors of the parts before it
     stacked = sum(entry.directions)
     shapes: tuple[tuple[PartKind, int, int, int], ...] = (
         ("right", first, stacked, place.columns),
@@ -73,10 +73,9 @@ def variant_homes(
 ) -> tuple[Tensor, Tensor]:
     """`home` and `plane` of a slot, of all fused matrices side by side as `ServedModel.homes` has them."""
     made = []
-    for target in layout.stacked:
-        columns, first = layout.matrix_sizes[target][1], 0
-        for number, rows in enumerate(layout.parts[target]):
-            room = stacked_rows(rows, columns)
+    for target, rooms in layout.stacked.items():
+        first = 0
+        for number, room in enumerate(rooms):
             home, plane = homes(directions.get((target, number), ()), room)
             made.append((home + first, plane))
             first += room

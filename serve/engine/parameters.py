@@ -59,24 +59,22 @@ class Layout:
         the vector tables.
         """
         planes = sum(rows * ((columns + 7) // 8 + 4) for rows, columns in self.matrix_sizes.values())
-        return planes + _HOME_BYTES * sum(self.stacked.values()) + 4 * sum(self.vector_sizes.values())
+        return (
+            planes + _HOME_BYTES * sum(map(sum, self.stacked.values())) + 4 * sum(self.vector_sizes.values())
+        )
 
     @cached_property
-    def stacked(self) -> dict[str, int]:
-        """target -> vectors of coded directions that a slot has room for; empty where the matrices are too small for
-        any.
+    def stacked(self) -> dict[str, tuple[int, ...]]:
+        """target -> vectors of coded directions that a slot has room for in each of its parts; empty where the matrices
+        are too small for any.
         """
         columns = {target: size[1] for target, size in self.matrix_sizes.items()}
         if not all(has_room(self.parts[target], k) for target, k in columns.items()):
             return {}
         return {
-            target: sum(stacked_rows(rows, k) for rows in self.parts[target]) for target, k in columns.items()
+            target: tuple(stacked_rows(rows, k) for rows in self.parts[target])
+            for target, k in columns.items()
         }
-
-    def first_stacked(self, place: MatrixPlace) -> int:
-        """The stacked vectors before those of a parameter, within its fused matrix."""
-        before = self.parts[place.target][: place.part]
-        return sum(stacked_rows(rows, place.columns) for rows in before)
 
     def names(self) -> set[str]:
         """All parameters, second names left out."""

@@ -87,10 +87,10 @@ def plan_variant(
         elif entry.kind == "same":
             _check_same_name(artifact, name)
         elif name in layout.matrices:
-            _check_matrix(artifact, name, entry, layout.matrices[name])
             place = layout.matrices[name]
+            _check_matrix(artifact, name, entry, place)
             if entry.directions:
-                parts += direction_parts(name, entry, place, places, first=layout.first_stacked(place))
+                parts += direction_parts(name, entry, place, places, layout)
             else:
                 parts += _matrix_parts(name, entry, place, places)
         else:

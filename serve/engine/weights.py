@@ -117,13 +117,13 @@ def _directions(
     """Views of the banks' slots. What directions need beside them lies in two tensors for all targets, so that a load
     writes it at once.
     """
-    sizes = layout.stacked
-    home = torch.zeros(slots, sum(sizes.values()), dtype=torch.int16, device=device)
+    sizes = [sum(rooms) for rooms in layout.stacked.values()]
+    home = torch.zeros(slots, sum(sizes), dtype=torch.int16, device=device)
     plane = torch.zeros(home.shape, dtype=torch.uint8, device=device)
     views = {
         target: DirectionBank.over(banks[target], layout.parts[target], home_VR=home_VR, plane_VR=plane_VR)
         for target, home_VR, plane_VR in zip(
-            sizes, home.split([*sizes.values()], 1), plane.split([*sizes.values()], 1), strict=True
+            layout.stacked, home.split(sizes, 1), plane.split(sizes, 1), strict=True
         )
     }
     return views, (home, plane)

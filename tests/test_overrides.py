@@ -6,6 +6,7 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from zen_train.config import RunConfig
+from zen_train.delta.along import ALONG_WEIGHT
 from zen_train.errors import ConfigError
 from zen_train.overrides import check_overrides, config_groups, explain, schema_keys
 from zen_train.run import check_sense
@@ -186,6 +187,11 @@ def test_the_code_is_the_best_one_that_can_do_what_was_asked(words, code):
     config = RunConfig.model_validate(composed("+variant=coder", *words))
     check_sense(config)
     assert config.export.used_code == code
+
+
+def test_the_command_line_pushes_scales_as_far_as_a_run_does():
+    """Written in both places: the schema must not import torch."""
+    assert RunConfig.model_validate(composed("+variant=coder")).export.along_weight == ALONG_WEIGHT
 
 
 def test_one_bit_training_alone_is_accepted():

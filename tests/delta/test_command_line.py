@@ -13,6 +13,7 @@ import torch
 
 import zen_train.delta
 from tests.delta.models import export, load, logits, make_pair
+from zen_train.delta import DeltaArtifact, FolderSource, sidecars_in, write_artifact
 from zen_train.delta.__main__ import main
 
 
@@ -89,6 +90,57 @@ def test_apply_writes_a_model_and_says_what_rounding_costs(made, capsys, tmp_pat
     assert torch.isfinite(logits(load(tmp_path / "exact"))).all()
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {"code": "directions"}),
+        (["--code", "directions", "--bits", "2"], {"code": "directions", "direction_bits": 2.0}),
+        (["--code", "signs"], {"along_weight": 8.0}),
+        (["--code", "signs", "--along-weight", "1", "--planes", "2"], {"planes": 2}),
+        (["--embedding", "dense"], {"code": "directions", "embedding": "dense"}),
+    ],
+)
+def test_export_writes_what_the_writer_writes_for_the_same_settings(made, capsys, tmp_path, words, expected):
+    """Whatever an option says comes out in the bytes, beside the tokenizer of the fine-tune."""
+    _, pair = made
+    assert main(["export", str(pair.tuned), str(tmp_path / "out"), "--base", str(pair.base), *words]) == 0
+    assert "times smaller than bf16, verified" in capsys.readouterr().out
+    artifact = DeltaArtifact.open(tmp_path / "out")
+    written = write_artifact(
+        tmp_path / "same",
+        base=FolderSource(pair.base),
+        tuned=FolderSource(pair.tuned),
+        base_info=artifact.config.base,
+        variant=pair.tuned.name,
+        step=0,
+        sidecars=sidecars_in(pair.tuned) or sidecars_in(pair.base),
+        **expected,
+    )
+    assert artifact.content_hash == written.content_hash
+    assert artifact.config.variant == pair.tuned.name
+
+
+def test_export_refuses_what_another_code_has_and_leaves_an_older_artifact_alone(made, capsys, tmp_path):
+    _, pair = made
+    out = tmp_path / "out"
+    command = ["export", str(pair.tuned), str(out), "--base", str(pair.base), "--code"]
+    assert main([*command, "signs", "--variant", "mine"]) == 0
+    before = DeltaArtifact.open(out).content_hash
+    for words, message in (
+        (["signs", "--bits", "2", "--overwrite"], "--planes N"),
+        (["directions", "--along-weight", "4", "--overwrite"], "--code signs"),
+        (["directions", "--planes", "2", "--overwrite"], "planes=1"),
+        (["directions", "--bits", "-1", "--overwrite"], "more than 0"),
+        (["signs", "--along-weight", "0.5", "--overwrite"], "1 (least squares) or more"),
+        (["signs"], "exists"),
+    ):
+        capsys.readouterr()
+        assert main([*command, *words]) == 2, words
+        assert message in capsys.readouterr().err
+    assert DeltaArtifact.open(out).content_hash == before
+    assert DeltaArtifact.open(out).config.variant == "mine"
+
+
 def test_refusal_is_one_message_and_exit_code_2(made, capsys, tmp_path):
     folder, pair = made
     for arguments, message in (
@@ -120,12 +172,15 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
     assert "usage: python -m zen_train.delta" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "apply", "distill", "evaluate"])
-def test_every_command_explains_itself(command, capsys):
+COMMANDS = dict.fromkeys(["inspect", "verify", "apply", "distill", "evaluate"], "DELTA") | {"export": "TUNED"}
+
+
+@pytest.mark.parametrize(("command", "argument"), COMMANDS.items())
+def test_every_command_explains_itself(command, argument, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
     assert stop.value.code == 0
-    assert "DELTA" in capsys.readouterr().out
+    assert f" {argument} " in capsys.readouterr().out
 
 
 def test_module_runs_and_imports_nothing_heavy():

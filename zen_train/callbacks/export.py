@@ -32,14 +32,12 @@ from zen_train.delta import (
     FolderSource,
     StateDictSource,
     TensorSource,
+    sidecars_in,
     verify_artifact,
     write_artifact,
 )
 from zen_train.module import CausalLM
 from zen_train.shards import read_full
-
-SIDECARS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.json",
-            "merges.txt", "tokenizer.model", "generation_config.json", "added_tokens.json")  # fmt: skip
 
 
 class ExportCallback(L.Callback):
@@ -112,7 +110,7 @@ class ExportCallback(L.Callback):
                     embedding=self.config.embedding,
                     embedding_max_relative_error=self.config.embedding_max_relative_error,
                     provenance=self.provenance(),
-                    sidecars=[path for name in SIDECARS if (path := module.base.folder / name).is_file()],
+                    sidecars=sidecars_in(module.base.folder),
                     card=None,
                     max_shard_bytes=self.config.max_shard_bytes,
                     overwrite=True,

@@ -16,6 +16,7 @@ from zen_train.delta.publish import new_folder, replace_file
 from zen_train.delta.report import ArtifactReport, TensorRow
 from zen_train.delta.rows import SignPack, pack_bits, sign_pack_rows, unpack_bits
 from zen_train.delta.shard_reader import TensorSpec
+from zen_train.delta.sidecars import sidecars_in
 from zen_train.delta.sources import FolderSource, LazyTensor, StateDictSource, TensorSource
 from zen_train.delta.verify import VerifyReport, verify_artifact
 from zen_train.delta.writer import write_artifact
@@ -51,6 +52,7 @@ __all__ = [
     "quick_check",
     "replace_card",
     "replace_file",
+    "sidecars_in",
     "sign_pack_rows",
     "tensor_digest",
     "unpack_bits",

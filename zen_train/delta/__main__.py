@@ -1,4 +1,4 @@
-"""`python -m zen_train.delta inspect|verify|apply|distill|evaluate`: work with delta artifacts on the command line.
+"""`python -m zen_train.delta export|inspect|verify|apply|distill|evaluate`: delta artifacts on the command line.
 
 Exit codes: 0 done, 2 refused (the reason is on stderr, nothing was written), 130 interrupted.
 """
@@ -16,6 +16,7 @@ from zen_train.delta.apply import apply_delta
 from zen_train.delta.artifact import DeltaArtifact
 from zen_train.delta.distill_command import add_distill
 from zen_train.delta.evaluate_command import add_evaluate
+from zen_train.delta.export_command import add_export
 from zen_train.delta.options import add_folder, positive
 from zen_train.delta.shard_writer import DEFAULT_SHARD_BYTES
 from zen_train.delta.sources import FolderSource
@@ -47,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="The format is specified in zen_train/delta/FORMAT.md.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_export(commands)
     inspect = commands.add_parser(
         "inspect",
         help="show what an artifact holds",

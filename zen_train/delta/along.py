@@ -15,6 +15,9 @@ Measured on SmolLM2-135M, legal, one bit by row: KL from the fine-tune 0.0283 wi
 
 import torch
 
+ALONG_WEIGHT = 8.0
+"""What exports count by default, `export.along_weight` too."""
+
 
 def along_factor(lost: torch.Tensor, weight: float) -> torch.Tensor:
     """The multiple, between 1 and `weight`; `lost` is e, between 0 and 1, of any shape."""

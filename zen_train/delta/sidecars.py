@@ -10,6 +10,14 @@ from zen_train.delta.card import CARD_NAME
 from zen_train.delta.shard_reader import PICKLE_SUFFIXES
 from zen_train.errors import DeltaError
 
+SIDECARS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.json",
+            "merges.txt", "tokenizer.model", "generation_config.json", "added_tokens.json")  # fmt: skip
+
+
+def sidecars_in(folder: str | Path) -> list[Path]:
+    """The files of a model folder that travel with a delta."""
+    return [path for name in SIDECARS if (path := Path(folder) / name).is_file()]
+
 
 def check_sidecars(sidecars: Iterable[str | Path]) -> list[Path]:
     """The files as paths; refused when one is missing, may be a pickle, or has a name that is taken."""

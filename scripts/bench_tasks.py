@@ -2,12 +2,13 @@
 
 python scripts/bench_tasks.py --variants DIR [--full DIR] [--limit N] [--out FILE] TASK [TASK ...]
 
-math and reasoner: exact match on `reasoning-gym` problems of templates and seeds not trained on; coder: pass@1 on
-HumanEval (pip install -c constraints.txt -e '.[eval]'), each program in a sandbox. DIR of --variants holds the
-exported delta of each TASK; DIR/TASK of --full the runs of bench_fidelity.py (every weights.safetensors below it is
-measured). All models are run in float32, so that only the weights differ. Intervals are of 95 %: Wilson's for a score,
-Newcombe's for what a model solves more than the base. JSON lines on standard output, and appended to --out, where a
-case that is there already is not measured again. Six minutes a task of 40 problems on one core that others use too.
+math, math_seeds and reasoner: exact match on `reasoning-gym` problems not trained on: of templates, of seeds (new
+numbers in trained templates) and of seeds; coder: pass@1 on HumanEval (pip install -c constraints.txt -e '.[eval]'),
+each program in a sandbox. DIR of --variants holds the exported delta of each variant; DIR/VARIANT of --full the runs of
+bench_fidelity.py (every weights.safetensors below it is measured). All models are run in float32, so that only the
+weights differ. Intervals are of 95 %: Wilson's for a score, Newcombe's for what a model solves more than the base. JSON
+lines on standard output, and appended to --out, where a case that is there already is not measured again. Six minutes a
+task of 40 problems on one core that others use too.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.limit is not None and arguments.limit < 1:
         parser.error(f"--limit={arguments.limit}: at least 1 problem is needed")
-    for task in arguments.tasks:
-        if not (arguments.variants / task).is_dir():
+    for variant in (TASKS[task] for task in arguments.tasks):
+        if not (arguments.variants / variant).is_dir():
             parser.error(
-                f"--variants={arguments.variants}: no folder {task} in it; export that variant first"
+                f"--variants={arguments.variants}: no folder {variant} in it; export that variant first"
             )
     figures = Figures("tasks", arguments.out)
     try:
@@ -77,12 +78,12 @@ class Bench:
 
     def __init__(self, task: Task, base: Base, arguments: argparse.Namespace, figures: Figures) -> None:
         self.task, self.base, self.figures, self.dtype = task, base, figures, arguments.dtype
-        delta = arguments.variants / task.name
+        delta = arguments.variants / task.variant
         self.beside = [
             Model("base", base.fingerprint.root[:12]),
             Model("delta", DeltaArtifact.open(delta).content_hash[:12], delta),
         ]
-        self.full = full_runs(arguments.full, task.name) if arguments.full else []
+        self.full = full_runs(arguments.full, task.variant) if arguments.full else []
         self.known = known_outcomes(arguments.out)
 
     def measure(self) -> None:
@@ -148,16 +149,16 @@ class Bench:
         )
 
 
-def full_runs(folder: Path, task: str) -> list[Model]:
-    """Every full fine-tune below `folder/task`, named by its folder.
+def full_runs(folder: Path, variant: str) -> list[Model]:
+    """Every full fine-tune below `folder/variant`, named by its folder.
 
     Raises:
         ZenTrainError: there is none.
     """
-    found = sorted((folder / task).rglob(WEIGHTS))
+    found = sorted((folder / variant).rglob(WEIGHTS))
     if not found:
         raise ZenTrainError(
-            f"--full={folder}: no {WEIGHTS} below {folder / task}; run bench_fidelity.py --work {folder}"
+            f"--full={folder}: no {WEIGHTS} below {folder / variant}; run bench_fidelity.py --work {folder}"
         )
     return [Model(path.parent.name, digest(path), path) for path in found]
 

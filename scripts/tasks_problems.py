@@ -17,21 +17,25 @@ from typing import Any, TypeVar
 
 from tasks_sandbox import run_program
 
+from zen_train.data.config import VariantConfig
 from zen_train.data.corpora import build, fetch_all
-from zen_train.data.records import Record
+from zen_train.data.corpora.generated import RECORDS, math_records
+from zen_train.data.records import Corpus, Record
 from zen_train.data.table import variant_configs
 from zen_train.errors import ConfigError
 
 _WORKER = Path(__file__).with_name("tasks_gym.py")
+_MORE_RECORDS = RECORDS * 7 // 6
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """`score` says for the answers, one to each prompt in order, which are right."""
+    """`score` says for the answers, one to each prompt in order, which are right. `variant`: who is asked."""
 
     name: str
+    variant: str
     metric: str
     source: str
     prompts: list[str]
@@ -44,12 +48,15 @@ class Task:
         return hashlib.sha256("\0".join(self.prompts).encode()).hexdigest()[:8]
 
 
+TASKS = {"math": "math", "math_seeds": "math", "reasoner": "reasoner", "coder": "coder"}
+"""Task and the variant that it is for."""
+
+
 def task_of(name: str, limit: int | None) -> Task:
-    """The problems of a variant, `limit` of them from all over the set, or all."""
+    """The problems of a task, `limit` of them from all over the set, or all."""
+    if name == "math_seeds":
+        return seeds_task(limit)
     return coder_task(limit) if name == "coder" else gym_task(name, limit)
-
-
-TASKS = ("math", "reasoner", "coder")
 
 
 def spaced(items: Sequence[_T], limit: int | None) -> list[_T]:
@@ -64,16 +71,36 @@ def spaced(items: Sequence[_T], limit: int | None) -> list[_T]:
 def gym_task(name: str, limit: int | None) -> Task:
     """Held-out records of the variant's corpus whose question is in no training record."""
     variant = variant_configs()[name]
-    corpus = build(
+    corpus = _corpus(variant)
+    trained = {_question(record) for record in corpus.train}
+    records = [record for record in corpus.heldout if _question(record) not in trained]
+    return _gym_task(name, variant, re.split("[:,]", variant.split)[0], spaced(records, limit))
+
+
+def seeds_task(limit: int | None) -> Task:
+    """Word problems of the templates that math trains on, with numbers and names that it has not seen."""
+    variant = variant_configs()["math"]
+    corpus = _corpus(variant)
+    templates = {record.document for record in corpus.train}
+    trained = {_question(record) for record in corpus.train}
+    made = math_records(fetch_all(variant.sources), variant.seed, records=_MORE_RECORDS)
+    records = [record for record in made if record.document in templates and _question(record) not in trained]
+    return _gym_task("math_seeds", variant, "held-out seeds of trained templates", spaced(records, limit))
+
+
+def _corpus(variant: VariantConfig) -> Corpus:
+    return build(
         variant.corpus, sources=variant.sources, heldout_share=variant.heldout_share, seed=variant.seed
     )
-    trained = {_question(record) for record in corpus.train}
-    records = spaced([record for record in corpus.heldout if _question(record) not in trained], limit)
+
+
+def _gym_task(name: str, variant: VariantConfig, source: str, records: Sequence[Record]) -> Task:
     folder = fetch_all(variant.sources)["reasoning-gym"]
     return Task(
         name=name,
+        variant=variant.name,
         metric="exact match",
-        source=f"reasoning-gym, {re.split('[:,]', variant.split)[0]}",
+        source=f"reasoning-gym, {source}",
         prompts=[_question(record) for record in records],
         max_tokens=256,
         score=partial(gym_scores, records, folder, variant.seed),
@@ -122,6 +149,7 @@ def coder_task(limit: int | None) -> Task:
     problems = spaced(list(read_problems().values()), limit)
     return Task(
         name="coder",
+        variant="coder",
         metric="pass@1",
         source="HumanEval",
         prompts=[coder_prompt(problem) for problem in problems],

@@ -131,6 +131,7 @@ def test_each_model_is_measured_with_its_own_weights(runs, folders, tiny_base, m
     for name in ("delta", "full"):
         task = Task(
             name="math",
+            variant="math",
             metric="exact match",
             source=f"what {name} says",
             prompts=prompts,

@@ -6,10 +6,11 @@ import json
 
 import pytest
 from tasks_gym import extract
-from tasks_problems import coder_prompt, coder_task, gym_scores, gym_task, program, spaced
+from tasks_problems import coder_prompt, coder_task, gym_scores, gym_task, program, seeds_task, spaced
 from tasks_sandbox import run_program
 
 from zen_train.data.corpora import build, fetch_all
+from zen_train.data.corpora.generated import math_records
 from zen_train.data.corpora.python_code import _prompt
 from zen_train.data.table import variant_configs
 
@@ -53,6 +54,23 @@ def test_problems_are_held_out_and_from_all_over_the_set(variant):
     if variant.name == "math":
         assert not {heldout[prompt] for prompt in task.prompts} & {record.document for record in corpus.train}
     assert gym_task(variant.name, 60).digest == task.digest != gym_task(variant.name, 59).digest
+
+
+def test_new_numbers_of_trained_templates_are_asked_and_the_right_answers_are_right():
+    variant = variant_configs()["math"]
+    corpus, task = corpus_of(variant), seeds_task(60)
+    trained = {record.messages[0].content: record for record in corpus.train}
+    assert task.variant == "math"
+    assert len(set(task.prompts)) == 60
+    assert not set(task.prompts) & {record.messages[0].content for record in [*corpus.train, *corpus.heldout]}
+    made = math_records(fetch_all(variant.sources), variant.seed, records=14_000)
+    answers = {record.messages[0].content: record for record in made}
+    asked = [answers[prompt] for prompt in task.prompts]
+    templates = {record.document for record in asked}
+    assert len(templates) >= 40
+    assert templates <= {record.document for record in trained.values()}
+    assert all(task.score([record.messages[1].content for record in asked]))
+    assert not any(task.score(["Answer: -1"] * 60))
 
 
 def test_every_trained_answer_is_right_and_none_is_right_for_another_kind_of_question(variant):

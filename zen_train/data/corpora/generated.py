@@ -17,22 +17,25 @@ from zen_train.data.records import Record, ask
 from zen_train.errors import DataError
 
 _WORKER = Path(__file__).with_name("gym_worker.py")
-_RECORDS = 12_000
+RECORDS = 12_000
 
 
-def math_records(folders: Mapping[str, Path], seed: int) -> Iterator[Record]:
-    """School word problems with the steps to the answer; a document is a template."""
-    return _generated(folders["reasoning-gym"], "math", seed)
+def math_records(folders: Mapping[str, Path], seed: int, *, records: int = RECORDS) -> Iterator[Record]:
+    """School word problems with the steps to the answer; a document is a template.
+
+    More `records` are more of each template: those of a smaller number are among them.
+    """
+    return _generated(folders["reasoning-gym"], "math", seed, records)
 
 
 def reasoning_records(folders: Mapping[str, Path], seed: int) -> Iterator[Record]:
     """Logic, arithmetic and language puzzles; a document is a task with a range of seeds."""
-    return _generated(folders["reasoning-gym"], "reasoner", seed)
+    return _generated(folders["reasoning-gym"], "reasoner", seed, RECORDS)
 
 
-def _generated(folder: Path, kind: str, seed: int) -> Iterator[Record]:
+def _generated(folder: Path, kind: str, seed: int, records: int) -> Iterator[Record]:
     # A fixed hash seed, because some tasks iterate over sets; -P keeps this folder off the worker's path.
-    command = [sys.executable, "-s", "-P", str(_WORKER), str(folder), str(_RECORDS), str(seed), kind]
+    command = [sys.executable, "-s", "-P", str(_WORKER), str(folder), str(records), str(seed), kind]
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
     result = subprocess.run(
         command, capture_output=True, text=True, encoding="utf-8", env=environment, check=False

@@ -7,7 +7,8 @@ For each variant: full fine-tunes of 40 steps at two learning rates, of which th
 paper; `row`; `pushed`: by row, pushed along the delta, the default; `two_bits`; `directions`: coded singular
 directions in one bit a weight; `distilled`: scales fitted to its logits); and fine-tunes that end one-bit-aware on the
 same data, with as many steps (`aware`) and with 1.3 times as many (`aware_1.3`). For math, coder, translate and agent
-also one and 1.25 bits a weight spread over the matrices (`spread_1`, `spread_1.25`), and the codes of others.
+also one and 1.25 bits a weight spread over the matrices (`spread_1`, `spread_1.25`), the codes of others, and what
+more time buys: `aware_1.15`, and longer full fine-tunes coded as directions (`directions_1.1`, `directions_1.3`).
 Training runs are commands that a user would type; they are kept in DIR and not repeated, so a stopped bench goes on
 where it was. Two to three minutes a run on two cores, half a minute a method.
 Per method: held-out loss, share of the full fine-tune's gain with a 95 % interval (bootstrap over records, paired), KL
@@ -44,11 +45,13 @@ NamedCode = Callable[[str, Tensor], tuple[Tensor, float]]
 STEPS = 40
 LEARNING_RATES = (1e-4, 2e-4)
 CALIBRATION_BATCHES = 16
-AWARE: dict[str, float] = {"aware": 1.0, "aware_1.3": 1.3}
+AWARE: dict[str, float] = {"aware": 1.0, "aware_1.15": 1.15, "aware_1.3": 1.3}
 """One-bit-aware runs: their steps over those of the full fine-tune."""
+LONGER: dict[str, float] = {"directions_1.1": 1.1, "directions_1.3": 1.3}
+"""Longer full fine-tunes, coded as directions: their steps over those of the one that all are compared with."""
 SPREAD = {"spread_1": 1.0, "spread_1.25": 1.25}
 """Bits a weight."""
-METHODS = ["matrix", "row", "pushed", "two_bits", "directions", "distilled", *AWARE]
+METHODS = ["matrix", "row", "pushed", "two_bits", "directions", "distilled", "aware", "aware_1.3"]
 CALIBRATED = "delta_come_gptq"
 MORE_METHODS = [
     *SPREAD,
@@ -58,6 +61,8 @@ MORE_METHODS = [
     CALIBRATED,
     "directions_0.5",
     "ternary",
+    "aware_1.15",
+    *LONGER,
 ]
 MORE_VARIANTS = ("math", "coder", "translate", "agent")
 BOUNDS = {"aware": 97.5, "aware_1.3": 99.0, "two_bits": 97.0, "distilled": 96.0}
@@ -88,10 +93,7 @@ class Bench:
 
     def __init__(self, variant: str, work: Path, tokens: int, figures: Figures) -> None:
         self.variant, self.work, self.figures = variant, work, figures
-        full = {
-            rate: trained(work / f"full-{rate:g}", variant, steps=STEPS, learning_rate=rate, words=[])
-            for rate in LEARNING_RATES
-        }
+        full = {rate: self._full(rate) for rate in LEARNING_RATES}
         self.judge = Judge(variant, tokens)
         self.base = self.judge.score()
         scores = {}
@@ -131,17 +133,28 @@ class Bench:
         if method in SPREAD:
             self.losses = self.losses or fitted.losses(self.judge, self.tuned)
             return fitted.spread(self.judge, self.tuned, self.losses, SPREAD[method]), SPREAD[method]
+        if method in LONGER:
+            longer = dict(self._full(self.rate, LONGER[method]).weights())
+            return self._coded(lambda _, delta: CODES["directions"](delta), longer)
         return self._coded(lambda _, delta: CODES[method](delta))
 
-    def _coded(self, code: NamedCode) -> tuple[Iterator[tuple[str, Tensor]], float]:
+    def _coded(
+        self, code: NamedCode, tuned: dict[str, Tensor] | None = None
+    ) -> tuple[Iterator[tuple[str, Tensor]], float]:
         source = self.judge.base.source()
-        weights, taken, numel = dict(self.tuned), 0.0, 0
-        for name, weight in self.tuned.items():
+        weights, taken, numel = dict(self.tuned if tuned is None else tuned), 0.0, 0
+        for name, weight in list(weights.items()):
             if weight.ndim == 2:
                 origin = source.get(name).float()
                 delta, bits = code(name, weight - origin)
                 weights[name], taken, numel = origin + delta, taken + bits, numel + weight.numel()
         return iter(weights.items()), taken / numel
+
+    def _full(self, rate: float, share: float = 1.0) -> Run:
+        name = f"full-{rate:g}" if share == 1 else f"full-{rate:g}-x{share:g}"
+        return trained(
+            self.work / name, self.variant, steps=round(share * STEPS), learning_rate=rate, words=[]
+        )
 
     def _aware(self, method: str, share: float) -> Run:
         return trained(

@@ -76,10 +76,12 @@ def figures(bench: str, *, left_out: str = "$^") -> str:
 
 
 def tasks() -> str:
-    """Problems solved by base and delta, with 95 % intervals."""
+    """Problems solved by base, full fine-tune and delta, with 95 % intervals."""
     found = lines_of("tasks")
 
-    def value(case: str) -> str:
+    def value(case: str | None) -> str:
+        if case is None:
+            return "–"
         low, high = found[case]["spread"]
         return f"{found[case]['value']:.1f} ({low:.1f} to {high:.1f})"
 
@@ -87,13 +89,12 @@ def tasks() -> str:
     for case, row in found.items():
         name, _, what = case.partition("/")
         if what.startswith("base "):
-            delta, gain = (
-                value(f"{name}/delta {what.removeprefix('base ')}"),
-                value(f"{name}/delta over base"),
-            )
+            metric = what.removeprefix("base ")
+            full = next((each for each in found if re.fullmatch(rf"{name}/full-\S+ {metric}", each)), None)
+            others = [full, f"{name}/delta {metric}", f"{name}/delta over base"]
             problems = row["against"].split(" problems ")[0]
-            rows.append([f"{name}, {what.removeprefix('base ')}", problems, value(case), delta, gain])
-    return table(["task", "problems", "base, %", "delta, %", "delta over base, points"], rows)
+            rows.append([f"{name}, {metric}", problems, value(case), *map(value, others)])
+    return table(["task", "problems", "base, %", "full, %", "delta, %", "delta over base, points"], rows)
 
 
 def merging() -> str:
@@ -126,6 +127,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "fidelity": readme_fidelity.kept_of_all,
     "fidelity_divergence": readme_fidelity.divergence_of_all,
     "fidelity_codes": readme_fidelity.codes,
+    "fidelity_over_time": readme_fidelity.over_time,
     "merging": merging,
     "rounding": partial(figures, "rounding"),
     "tasks": tasks,

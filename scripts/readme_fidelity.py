@@ -1,4 +1,4 @@
-"""The tables and the picture of scripts/bench_fidelity.py: `python scripts/readme_fidelity.py` draws the picture."""
+"""The tables of scripts/bench_fidelity.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from readme_tables import RESULTS, lines_of, table
+from readme_tables import lines_of, table
 
 OF_ALL = ["matrix", "row", "pushed", "two_bits", "directions", "distilled", "aware", "aware_1.3"]
 CODES = [
@@ -26,6 +26,11 @@ CODES = [
     "directions_0.5",
     "ternary",
 ]
+OVER_TIME = {
+    "directions": {1.0: "directions", 1.1: "directions_1.1", 1.3: "directions_1.3"},
+    "aware": {1.0: "aware", 1.15: "aware_1.15", 1.3: "aware_1.3"},
+}
+"""Methods of one code by their steps over those of the full fine-tune."""
 OF_OTHERS = {"matrix", "low_rank", "delta_come", "delta_come_gptq", "ternary"}
 ONLY_OF_SOME = "delta_come"
 """Variants that have this method are those that all codes were measured on."""
@@ -33,7 +38,7 @@ ONLY_OF_SOME = "delta_come"
 
 def kept_of_all() -> str:
     """Share of the fine-tune's gain that each method keeps, with its interval, and the mean over the variants."""
-    found, names = _measured()
+    found, names = measured()
 
     def loss(name: str) -> str:
         full = [
@@ -58,51 +63,61 @@ def kept_of_all() -> str:
 
 def divergence_of_all() -> str:
     """KL divergence from the fine-tune, in thousandths of a nat a token."""
-    _, names = _measured()
+    _, names = measured()
     return _divergence(OF_ALL[:-2], names)  # aware runs are trained by themselves: no fine-tune to be near to
 
 
 def codes() -> str:
     """The same for codes of others at equal bits, on the variants that have all of them."""
-    found, names = _measured()
+    found, names = measured()
     return _divergence(CODES, [name for name in names if f"{name}/{ONLY_OF_SOME} KL" in found])
+
+
+def over_time() -> str:
+    """What longer training adds to the share kept, and with how many steps it would be the whole gain."""
+    times = sorted({time for methods in OVER_TIME.values() for time in methods})
+    rows = [
+        [
+            name,
+            code,
+            *(f"{shares[time]:.1f}" if time in shares else "" for time in times),
+            crossing(shares, 100.0),
+        ]
+        for code in OVER_TIME
+        for name, shares in kept_over_time(code).items()
+    ]
+    return table(["variant", "code", *(f"{time:g} x" for time in times), "100 % at"], rows)
+
+
+def kept_over_time(code: str) -> dict[str, dict[float, float]]:
+    """By variant that has all of them, and their mean: share kept by steps over those of the full fine-tune."""
+    found, names = measured()
+    methods = OVER_TIME[code]
+    shares = {
+        name: {time: found[f"{name}/{method} kept"]["value"] for time, method in methods.items()}
+        for name in names
+        if all(f"{name}/{method} kept" in found for method in methods.values())
+    }
+    means = {time: fmean(each[time] for each in shares.values()) for time in methods} if shares else {}
+    return {**shares, **({"mean": means} if shares else {})}
+
+
+def crossing(points: dict[float, float], level: float) -> str:
+    """Where the line through the points first reaches `level`."""
+    (time, value), *rest = sorted(points.items())
+    if value >= level:
+        return f"{time:g} x"
+    for next_time, next_value in rest:
+        if next_value >= level:
+            return f"{time + (next_time - time) * (level - value) / (next_value - value):.2f} x"
+        time, value = next_time, next_value
+    return f"not by {time:g} x"
 
 
 def values(method: str, what: str, names: list[str]) -> list[float]:
     """Figures of a method, of those variants that have it."""
     found = lines_of("fidelity")
     return [found[case]["value"] for name in names if (case := f"{name}/{method} {what}") in found]
-
-
-def picture(path: Path) -> None:
-    """Bits against divergence: a dot for each variant, a ring for their geometric mean."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    found, names = _measured()
-    names = [name for name in names if f"{name}/{ONLY_OF_SOME} KL" in found]
-    figure, axes = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
-    for method in CODES:
-        lost, bits = values(method, "KL", names), values(method, "bits", names)
-        if not lost:
-            continue
-        colour = "#b5482f" if method in OF_OTHERS else "#1f6f54"
-        axes.plot(bits, lost, "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
-        centre = (fmean(bits), geometric_mean(lost))
-        axes.plot(*centre, "o", color="none", markeredgecolor=colour, markersize=9, markeredgewidth=1.6)
-        axes.annotate(
-            method, centre, xytext=(9, 0), textcoords="offset points", va="center", color=colour, fontsize=9
-        )
-    axes.set_yscale("log")
-    axes.set_xlabel("bits a weight")
-    axes.set_ylabel("KL from the fine-tune, nats a token")
-    axes.set_title(f"What a code loses: {', '.join(names)} (green: ours)", loc="left", fontsize=10)
-    axes.set_xlim(0, 2.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def _divergence(methods: list[str], names: list[str]) -> str:
@@ -127,10 +142,7 @@ def _mean(found: list[float], form: str) -> str:
     return form.format(fmean(found)) if found else "–"
 
 
-def _measured() -> tuple[dict[str, dict[str, Any]], list[str]]:
+def measured() -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The last line of each case, and the names of the variants."""
     found = lines_of("fidelity")
     return found, sorted({case.split("/")[0] for case in found})
-
-
-if __name__ == "__main__":
-    picture(RESULTS / "fidelity.png")

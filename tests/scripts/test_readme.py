@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import fidelity_picture
 import pytest
 import readme
 import readme_fidelity
@@ -59,11 +60,29 @@ def test_the_picture_of_codes_shows_what_was_measured(recorded, tmp_path):
     for lost in (0.001, 0.004):
         rows = [row for each in ("matrix", "delta_come") for row in code(each, 1.0, 0.01)]
         recorded("fidelity", [*rows, *code("directions", 0.99, lost)])
-        readme_fidelity.picture(tmp_path / "picture.png")
+        fidelity_picture.picture(tmp_path / "picture.png")
         with Image.open(tmp_path / "picture.png") as image:
             pictures.append((image.size, image.convert("L").tobytes()))
     assert pictures[0][0][0] > 400
     assert pictures[0][1] != pictures[1][1]
+
+
+def test_more_training_reaches_the_whole_gain_where_the_line_between_two_points_does(recorded):
+    def kept(name, shares):
+        methods = ("aware", "aware_1.15", "aware_1.3")
+        return [
+            {"case": f"{name}/{method} kept", "value": share}
+            for method, share in zip(methods, shares, strict=True)
+        ]
+
+    half = [{"case": "coder/aware kept", "value": 100.0}]  # has not all of them: not in the table
+    recorded("fidelity", [*kept("math", [90.0, 94.0, 95.0]), *kept("legal", [98.0, 102.0, 104.0]), *half])
+    assert readme_fidelity.over_time().splitlines()[2:] == [
+        "| legal | aware | 98.0 |  | 102.0 | 104.0 | 1.07 x |",
+        "| math | aware | 90.0 |  | 94.0 | 95.0 | not by 1.3 x |",
+        "| mean | aware | 94.0 |  | 98.0 | 99.5 | not by 1.3 x |",
+    ]
+    assert readme_fidelity.crossing({1.0: 100.0, 1.3: 90.0}, 100.0) == "1 x"
 
 
 def test_a_straight_curve_is_smooth_and_a_zigzag_is_not():

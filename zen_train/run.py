@@ -237,9 +237,10 @@ def resume_command() -> str:
 def _announce(config: RunConfig, console: Console) -> None:
     settings = config.trainer
     tokens = config.data.context_tokens * config.data.batch_size * settings.accumulate
+    merging = "" if config.merge.method == "none" else f" every {config.merge.every_n_steps}"
     console.print(
         f"[bold]{config.variant.name}[/] on [bold]{config.base.name}[/]: {settings.max_steps} steps of {tokens} "
-        f"tokens, merge={config.merge.method} every {config.merge.every_n_steps}, into {config.output_dir}",
+        f"tokens, merge={config.merge.method}{merging}, into {config.output_dir}",
         soft_wrap=True,
         highlight=False,
     )

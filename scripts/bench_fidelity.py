@@ -8,7 +8,7 @@ paper; `row`; `pushed`: by row, pushed along the delta, the default; `two_bits`;
 directions in one bit a weight; `distilled`: scales fitted to its logits); and fine-tunes that end one-bit-aware on the
 same data, with as many steps (`aware`) and with 1.3 times as many (`aware_1.3`). For math, coder, translate and agent
 also one and 1.25 bits a weight spread over the matrices (`spread_1`, `spread_1.25`), the codes of others, and what
-more time buys: `aware_1.15`, and longer full fine-tunes coded as directions (`directions_1.1`, `directions_1.3`).
+more time buys: `aware_1.15`, and a longer full fine-tune coded as directions (`directions_1.1`).
 Training runs are commands that a user would type; they are kept in DIR and not repeated, so a stopped bench goes on
 where it was. Two to three minutes a run on two cores, half a minute a method.
 Per method: held-out loss, share of the full fine-tune's gain with a 95 % interval (bootstrap over records, paired), KL
@@ -47,7 +47,7 @@ LEARNING_RATES = (1e-4, 2e-4)
 CALIBRATION_BATCHES = 16
 AWARE: dict[str, float] = {"aware": 1.0, "aware_1.15": 1.15, "aware_1.3": 1.3}
 """One-bit-aware runs: their steps over those of the full fine-tune."""
-LONGER: dict[str, float] = {"directions_1.1": 1.1, "directions_1.3": 1.3}
+LONGER: dict[str, float] = {"directions_1.1": 1.1}
 """Longer full fine-tunes, coded as directions: their steps over those of the one that all are compared with."""
 SPREAD = {"spread_1": 1.0, "spread_1.25": 1.25}
 """Bits a weight."""

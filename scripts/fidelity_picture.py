@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 OUR_COLOUR, AWARE_COLOUR, OTHERS_COLOUR = "#1f6f54", "#3a5fa0", "#b5482f"
+LABEL_SHIFT = {"pushed": 6, "spread_1": -6, "delta_come": 6, "delta_come_gptq": -5, "directions": -5}
+"""Points up or down, of codes that lie upon each other."""
 
 
 def picture(path: Path) -> None:
@@ -47,8 +49,9 @@ def _draw_codes(axes: Axes) -> None:
         axes.plot(bits, lost, "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
         centre = (fmean(bits), geometric_mean(lost))
         axes.plot(*centre, "o", color="none", markeredgecolor=colour, markersize=9, markeredgewidth=1.6)
+        shift = (9, LABEL_SHIFT.get(method, 0))
         axes.annotate(
-            method, centre, xytext=(9, 0), textcoords="offset points", va="center", color=colour, fontsize=9
+            method, centre, xytext=shift, textcoords="offset points", va="center", color=colour, fontsize=9
         )
     axes.set_yscale("log")
     axes.set_xlabel("bits a weight")

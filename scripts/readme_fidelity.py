@@ -27,12 +27,12 @@ CODES = [
     "ternary",
 ]
 OVER_TIME = {
-    "directions": {1.0: "directions", 1.1: "directions_1.1", 1.3: "directions_1.3"},
+    "directions": {1.0: "directions", 1.1: "directions_1.1"},
     "aware": {1.0: "aware", 1.15: "aware_1.15", 1.3: "aware_1.3"},
 }
 """Methods of one code by their steps over those of the full fine-tune."""
 OF_OTHERS = {"matrix", "low_rank", "delta_come", "delta_come_gptq", "ternary"}
-ONLY_OF_SOME = "delta_come"
+ONLY_OF_SOME = "delta_come_gptq"
 """Variants that have this method are those that all codes were measured on."""
 
 

@@ -58,7 +58,7 @@ def test_the_picture_of_codes_shows_what_was_measured(recorded, tmp_path):
 
     pictures = []
     for lost in (0.001, 0.004):
-        rows = [row for each in ("matrix", "delta_come") for row in code(each, 1.0, 0.01)]
+        rows = [row for each in ("matrix", "delta_come_gptq") for row in code(each, 1.0, 0.01)]
         recorded("fidelity", [*rows, *code("directions", 0.99, lost)])
         fidelity_picture.picture(tmp_path / "picture.png")
         with Image.open(tmp_path / "picture.png") as image:

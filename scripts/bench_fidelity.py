@@ -119,7 +119,8 @@ class Bench:
     def _made(self, method: str) -> tuple[Iterator[tuple[str, Tensor]], float]:
         """The weights of a method, and its bits for each weight of the matrices."""
         if method in AWARE:
-            artifact = DeltaArtifact.open(self._aware(method, AWARE[method]).delta)
+            run = self._run(method, self.rate, AWARE[method], "export.aware=true")
+            artifact = DeltaArtifact.open(run.delta)
             return iter_applied(artifact, self.judge.base.source()), stored_bits(artifact)
         if method == "distilled":
             return fitted.distilled(self.judge, self.tuned), self._coded(
@@ -151,19 +152,12 @@ class Bench:
         return iter(weights.items()), taken / numel
 
     def _full(self, rate: float, share: float = 1.0) -> Run:
-        name = f"full-{rate:g}" if share == 1 else f"full-{rate:g}-x{share:g}"
-        return trained(
-            self.work / name, self.variant, steps=round(share * STEPS), learning_rate=rate, words=[]
-        )
+        return self._run(f"full-{rate:g}" if share == 1 else f"full-{rate:g}-x{share:g}", rate, share)
 
-    def _aware(self, method: str, share: float) -> Run:
-        return trained(
-            self.work / method,
-            self.variant,
-            steps=round(share * STEPS),
-            learning_rate=self.rate,
-            words=["export.aware=true"],
-        )
+    def _run(self, name: str, rate: float, share: float, *words: str) -> Run:
+        """`share`: its steps over STEPS."""
+        steps = round(share * STEPS)
+        return trained(self.work / name, self.variant, steps=steps, learning_rate=rate, words=list(words))
 
     def _report(self, method: str, found: Score, bits: float) -> None:
         kept = 100 * (self.base.loss - found.loss) / (self.base.loss - self.full.loss)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from readme_fidelity import CODES, OF_OTHERS, ONLY_OF_SOME, kept_over_time, measured, values
+from readme_fidelity import CODES, OF_OTHERS, kept_over_time, values, with_all_codes
 from readme_tables import RESULTS
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def picture(path: Path) -> None:
 
 
 def _draw_codes(axes: Axes) -> None:
-    found, names = measured()
-    names = [name for name in names if f"{name}/{ONLY_OF_SOME} KL" in found]
+    names = with_all_codes()
     for method in CODES:
         lost, bits = values(method, "KL", names), values(method, "bits", names)
         if not lost:

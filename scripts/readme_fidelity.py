@@ -69,8 +69,13 @@ def divergence_of_all() -> str:
 
 def codes() -> str:
     """The same for codes of others at equal bits, on the variants that have all of them."""
+    return _divergence(CODES, with_all_codes())
+
+
+def with_all_codes() -> list[str]:
+    """Variants that all codes were measured on."""
     found, names = measured()
-    return _divergence(CODES, [name for name in names if f"{name}/{ONLY_OF_SOME} KL" in found])
+    return [name for name in names if f"{name}/{ONLY_OF_SOME} KL" in found]
 
 
 def over_time() -> str:

@@ -1,7 +1,7 @@
 """The compiled CPU kernels: AMX, AVX-512, AVX2 and plain C++ behind one set of torch operators.
 
 Contract: `load()` says whether `torch.ops.zen_train.cpu_*` exist; `path_number()` says which instruction set a call
-takes. ZEN_TRAIN_CPU_PATH=plain|avx2|avx512|amx forces one (for tests and comparisons).
+takes. ZEN_TRAIN_CPU_PATH=plain|avx2|avx512|avx512_bf16|amx forces one (for tests and comparisons).
 """
 
 import os
@@ -10,7 +10,7 @@ import torch
 
 from .build import cache_folder, load
 
-PATHS = ("plain", "avx2", "avx512", "amx")
+PATHS = ("plain", "avx2", "avx512", "avx512_bf16", "amx")
 
 __all__ = ["PATHS", "cache_folder", "load", "path_number"]
 

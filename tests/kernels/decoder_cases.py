@@ -73,6 +73,12 @@ CASES = [
     Case(name="T1-real", chunks=_decode([21], [(3,)]), **REAL),
     Case(name="T2-real-two-variants", chunks=_decode([21, 40], [(3,), (0,)]), **REAL),
     Case(name="T3-real-base-and-two", chunks=_decode([5, 0, 17], [(2,), (), (9,)]), **REAL),
+    Case(
+        name="T7-real-base-and-four",
+        chunks=_decode([5, 0, 17, 3, 9, 30, 1], [(2,), (), (9,), (2,), (), (1,), (4,)]),
+        **REAL,
+    ),
+    Case(name="T8-real-distinct", chunks=_decode(list(range(0, 40, 5)), DISTINCT[:8]), **REAL),
     Case(name="T14-distinct", chunks=_decode(list(range(0, 70, 5)), DISTINCT)),
     Case(name="T14-real-distinct", chunks=_decode(list(range(0, 70, 5)), DISTINCT), **REAL),
     Case(name="T14-real-base", chunks=_decode(list(range(0, 70, 5)), [()] * 14), **REAL),
@@ -131,6 +137,7 @@ CASES = [
     ),
     Case(name="three-planes-T1-real", chunks=_decode([12], [(1, 7, 2)]), planes=3, **REAL),
     Case(name="T37-prefill-real", chunks=(Chunk(start=0, count=37, slots=(2,)),), **REAL),
+    Case(name="T70-prefill-real", chunks=(Chunk(start=0, count=70, slots=(2,)),), **REAL),
     Case(
         name="T300-fold",
         chunks=(
@@ -160,6 +167,12 @@ CASES += [
         ),
         **REAL,
     ),
+    Case(
+        name="directions-T5-real-and-base",
+        chunks=(*_directed([21, 3, 8], [3, 0, 3]), *_decode([4, 0], [(), ()])),
+        **REAL,
+    ),
+    Case(name="directions-T70-real", chunks=(Chunk(start=5, count=70, directions=6),), **REAL),
     Case(name="directions-T16-real-one-variant", chunks=_directed(list(range(16)), [4] * 16), **REAL),
     Case(
         name="directions-odd-sizes",

@@ -66,10 +66,11 @@ def test_many_tokens_of_one_variant_feel_a_small_delta(backend, planes):
     )
 
 
-def test_the_folding_reference_is_what_the_amx_path_computes(monkeypatch):
-    if not load() or PATHS.index("amx") > torch.ops.zen_train.cpu_best_path():
-        pytest.skip("this processor has no AMX")
-    monkeypatch.setenv("ZEN_TRAIN_CPU_PATH", "amx")
+@pytest.mark.parametrize("path", ["avx512_bf16", "amx"])
+def test_the_folding_reference_is_what_the_tiled_paths_compute(path, monkeypatch):
+    if not load() or PATHS.index(path) > torch.ops.zen_train.cpu_best_path():
+        pytest.skip(f"this processor does not run {path}")
+    monkeypatch.setenv("ZEN_TRAIN_CPU_PATH", path)
     torch.manual_seed(0)
     base, bank = base_in_one_to_two(), small_bank()
     x, variant = torch.randn(160, COLUMNS).to(torch.bfloat16), torch.zeros(160, dtype=torch.int64)

@@ -81,9 +81,17 @@ class Product {
 };
 
 // `p` gives k, n, dtype, whether there is a w, w_ld, the strides of the bank, y_ld and add; y is float32.
-std::unique_ptr<Product> amx_product(const Problem& p, const Arrangement& arrangement, int workers);
 std::unique_ptr<Product> rowwise_product(const Problem& p, const Arrangement& arrangement, int workers, Path path);
-void amx_leave();  // at the end of a worker's work: gives the tile registers back
+
+// The kernels on tiles of bf16 weights.
+struct TiledOps {
+  // Base and delta in bf16. AMX takes other types too, for the delta of few-token groups alone.
+  void (*linear)(const Problem& p, int64_t fold_tokens, int workers) = nullptr;
+  std::unique_ptr<Product> (*product)(const Problem& p, const Arrangement& arrangement, int workers) = nullptr;
+  void (*leave)() = nullptr;  // at the end of a worker's work: gives the tile registers back
+};
+extern const TiledOps amx_ops, bf16_ops;
+const TiledOps* tiled_ops_for(Path path);  // null: a path without tiles
 
 constexpr float kPlane[8] = {1.0f, 0.5f, 0.25f, 0.125f, 0.0625f, 0.03125f, 0.015625f, 0.0078125f};
 

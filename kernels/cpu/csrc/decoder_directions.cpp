@@ -6,8 +6,8 @@
 namespace zt {
 
 std::unique_ptr<Product> product_for(const Problem& p, const Arrangement& arrangement, int workers, Path path) {
-  return path == Path::amx && p.dtype == DType::bf16 ? amx_product(p, arrangement, workers)
-                                                     : rowwise_product(p, arrangement, workers, path);
+  const TiledOps* tiled = p.dtype == DType::bf16 ? tiled_ops_for(path) : nullptr;
+  return tiled ? tiled->product(p, arrangement, workers) : rowwise_product(p, arrangement, workers, path);
 }
 
 DirectionTerm::DirectionTerm(const Problem& p, const DirectionView& view, const Arrangement& arrangement,

@@ -270,7 +270,7 @@ class Stack {
       first = product(layer, kGateUp, worker, row.floats(), first);
       first = product(layer, kDown, worker, row.floats(), first);
     }
-    if (s_.path == Path::amx) amx_leave();
+    if (const TiledOps* tiled = tiled_ops_for(s_.path)) tiled->leave();
   }
 
   // The input of a product for one token, zero-padded to whole blocks of 64.
@@ -420,7 +420,7 @@ void run_head(Path path, const Problem& p, const Arrangement& signs, const Direc
     const auto at = [&](int64_t step) -> Phase& { return phases[size_t(step)]; };
     work.prepare(worker, row.floats(), make, at);
     work.finish(worker, phases[kPieces].take(worker), [] { return int64_t(-1); }, at);
-    if (path == Path::amx) amx_leave();
+    if (const TiledOps* tiled = tiled_ops_for(path)) tiled->leave();
   };
   run_workers(workers, body);
 }

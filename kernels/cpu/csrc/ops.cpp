@@ -13,8 +13,8 @@
 #include <optional>
 
 #include "checks.h"
+#include "decoder.h"
 #include "pool.h"
-#include "zt.h"
 
 namespace zt {
 namespace {
@@ -226,8 +226,9 @@ void run_linear(const Tensor& x_in, const Tensor& w_in, const Tensor& bias_in, c
   if (w.defined()) p.w = w.const_data_ptr(), p.w_ld = w.stride(0);
   if (bias.defined()) p.bias = bias.const_data_ptr();
   p.y = y.mutable_data_ptr(), p.y_ld = y.stride(0), p.add = add;
-  if (path == Path::amx && p.dtype == DType::bf16) {
-    amx_linear(p, fold_tokens, worker_count(p));
+  const TiledOps* tiled = tiled_ops_for(path);
+  if (tiled && p.dtype == DType::bf16) {
+    tiled->linear(p, fold_tokens, worker_count(p));
     return;
   }
   const Ops& ops = ops_for(path);
@@ -252,7 +253,7 @@ void run_linear(const Tensor& x_in, const Tensor& w_in, const Tensor& bias_in, c
     p.w = nullptr, p.bias = nullptr, p.add = true;
   }
   if (path == Path::amx)
-    amx_linear(p, std::numeric_limits<int64_t>::max(), worker_count(p));
+    tiled->linear(p, std::numeric_limits<int64_t>::max(), worker_count(p));
   else
     rowwise_linear(p, ops);
 }

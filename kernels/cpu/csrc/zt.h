@@ -13,7 +13,7 @@
 namespace zt {
 
 enum class DType : int { bf16 = 0, f16 = 1, f32 = 2 };
-enum class Path : int { plain = 0, avx2 = 1, avx512 = 2, amx = 3 };
+enum class Path : int { plain = 0, avx2 = 1, avx512 = 2, bf16 = 3, amx = 4 };
 
 inline int64_t size_of(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
@@ -52,7 +52,7 @@ struct Problem {
   void* y = nullptr;           // [T, N], row stride y_ld
   int64_t y_ld = 0;
   bool add = false;    // add onto y instead of overwriting it
-  bool y_f32 = false;  // y is float32 whatever dtype says (the AMX path; bias is not added then)
+  bool y_f32 = false;  // y is float32 whatever dtype says (the tiled paths; bias is not added then)
   Bank bank;
   std::vector<int64_t> order;  // token numbers, sorted by variant
   std::vector<Group> groups;
@@ -83,10 +83,6 @@ const Ops& ops_avx512();
 
 Path best_path();  // what this processor and operating system can run
 const Ops& ops_for(Path path);
-
-// The AMX kernels. bf16 does base and delta; other types take the delta of few-token groups only.
-bool amx_available();
-void amx_linear(const Problem& problem, int64_t fold_tokens, int threads);
 
 inline float bf16_to_f32(uint16_t value) {
   uint32_t bits = uint32_t(value) << 16;

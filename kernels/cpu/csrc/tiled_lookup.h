@@ -1,4 +1,4 @@
-// The lookup-table product for one token of a variant (after T-MAC, arXiv 2407.00088). Included by path_amx.cpp only.
+// The lookup-table product for one token of a variant (after T-MAC, arXiv 2407.00088).
 //
 // For every four columns the sixteen signed sums of x are formed once as 16-bit integers. Packed words of 32 output
 // rows, transposed in registers, then index them: one vpermw does 32 x 4 multiply-adds. Tables are scaled so that two
@@ -7,10 +7,10 @@
 
 #include <array>
 
-#include "amx_tiles.h"
+#include "tiled_packing.h"
 
 namespace zt {
-namespace amx {
+namespace ZT_TILES {
 
 constexpr int64_t kWordColumns = 16;                    // columns of one packed word
 constexpr int64_t kTableBytes = 4 * 16 * 2;             // the four tables of one word
@@ -132,5 +132,5 @@ inline void weave_rows(__m512i even, __m512i odd, __m512& first, __m512& second)
   second = _mm512_cvtepi32_ps(_mm512_permutex2var_epi32(even, high, odd));
 }
 
-}  // namespace amx
+}  // namespace ZT_TILES
 }  // namespace zt

@@ -1,4 +1,4 @@
-// The products of path_amx.cpp in parts, for callers that share the work out themselves (amx_linear, the decoder).
+// The products of tiled_linear.inc in parts, for callers that share the work out themselves (`linear`, the decoder).
 //
 // `Few` holds the packed activations of all groups of few tokens, `Fold` those of one group of many. Both are filled
 // once for a product and then used by all workers; the weights come with each call.
@@ -8,12 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "amx_lookup.h"
-#include "amx_tiles.h"
 #include "scratch.h"
+#include "tiled_lookup.h"
 
 namespace zt {
-namespace amx {
+namespace ZT_TILES {
 
 constexpr int64_t kBlockRows = 32;
 constexpr int64_t kAheadBytes = 512 << 10;   // weights fetched ahead of their use
@@ -22,7 +21,6 @@ constexpr int64_t kPrefetchColumns = kPrefetchWords * kWordColumns;
 constexpr int64_t kMostLines = 64;           // cache lines prefetched in one step
 constexpr int64_t kWeightStreams = 8, kSignStreams = 2;  // prefetched side by side
 constexpr int64_t kMostBlocks = 4;           // blocks of 32 rows in one piece of work
-constexpr int64_t kWideTokens = 5;           // from here on bf16 sign tiles beat int8 digits
 constexpr int64_t kTokenTiles = 3;           // tiles of tokens multiplied with one tile of weights
 constexpr int64_t kWideUnit = 16 * kTokenTiles;  // tokens whose signs are expanded once
 constexpr int64_t kFoldBytes = 256 << 10;     // folded weights kept in cache at a time
@@ -30,7 +28,7 @@ constexpr int64_t kFoldColumns = 640;        // columns folded at a time: 32 tok
 constexpr int64_t kFoldTokens = 1024;        // tokens multiplied with one folded block
 
 // Up to 48 tokens of one variant and one sign plane, in one of three ways:
-// wide: bf16 tiles that the base product has packed already; digits: up to four tokens as int8 digit tiles;
+// wide: bf16 tiles that the base product has packed already; digits: up to four tokens as int8 digit tiles (AMX only);
 // lookup: up to four tokens as tables, `tables_bytes` apart.
 enum class Way { wide, digits, lookup };
 struct SignUnit {
@@ -76,7 +74,26 @@ inline __m512 row_scales(const Bank& bank, int64_t v, int64_t p, int64_t n, __mm
   return bank.row_n ? _mm512_maskz_loadu_ps(live, at + n * bank.row_n) : _mm512_maskz_mov_ps(live, _mm512_set1_ps(*at));
 }
 
-// ---- groups of few tokens: exact base product plus digit product -----------------------------------------
+// ---- groups of few tokens: exact base product plus sign products ------------------------------------------
+
+// Calls use(row, word) with the 64 sign bits from column 64 * step of 32 rows; missing rows and columns are zero.
+template <typename F>
+inline __attribute__((always_inline)) void each_word(const uint8_t* sign, int64_t ld, int64_t row_bytes, int64_t rows,
+                                                     int64_t step, F use) {
+  const int64_t byte = step * 8;
+  if (rows == kBlockRows && byte + 8 <= row_bytes) {
+    const uint8_t* at = sign + byte;
+#pragma GCC unroll 32
+    for (int64_t r = 0; r < kBlockRows; ++r, at += ld) {
+      uint64_t word;
+      std::memcpy(&word, at, 8);
+      use(r, word);
+    }
+  } else {
+    for (int64_t r = 0; r < kBlockRows; ++r)
+      use(r, r < rows ? load_bits(sign + r * ld + byte, row_bytes - byte) : 0);
+  }
+}
 
 struct Few {
   std::vector<int64_t> slots;  // token numbers; -1 fills up to a tile in front of a wide group
@@ -148,5 +165,5 @@ struct Fold {
   void finish(const Problem& p, int64_t n0, int64_t rows, int64_t tile, const float* c, int64_t row_tiles) const;
 };
 
-}  // namespace amx
+}  // namespace ZT_TILES
 }  // namespace zt

@@ -83,6 +83,17 @@ class Product {
 // `p` gives k, n, dtype, whether there is a w, w_ld, the strides of the bank, y_ld and add; y is float32.
 std::unique_ptr<Product> rowwise_product(const Problem& p, const Arrangement& arrangement, int workers, Path path);
 
+// Sign products by table look-up where there are no tiles: entries of 15 bits, right for bf16.
+struct LookupOps {
+  int64_t (*table_bytes)(int64_t k);
+  // Tables of one row of x, zero-padded to a multiple of 64 columns; returns their unit, NaN if x is not finite.
+  float (*build)(const float* x, int64_t k, uint8_t* tables);
+  // out[t * out_ld + r] += scale[r * scale_step] * sum_k s[r, k] x[t, k] for up to 32 rows.
+  void (*add)(const uint8_t* sign, int64_t sign_ld, int64_t rows, const uint8_t* tables, const float* unit, int64_t tokens,
+              int64_t k, const float* scale, int64_t scale_step, float* out, int64_t out_ld);
+};
+const LookupOps* lookup_ops_for(Path path);  // null: masked sums instead
+
 // The kernels on tiles of bf16 weights.
 struct TiledOps {
   // Base and delta in bf16. AMX takes other types too, for the delta of few-token groups alone.

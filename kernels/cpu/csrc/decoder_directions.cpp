@@ -67,11 +67,12 @@ void DirectionTerm::pack_left_tile(int worker, int64_t tile) {
   }
 }
 
-void DirectionTerm::left_piece(int worker, const DirectionView& view, int64_t piece) {
+void DirectionTerm::left_piece(int worker, const DirectionView& view, int64_t piece, int64_t next) {
   for (int j = 0; j < view.parts; ++j) {
     Product& product = *left_[size_t(j)];
-    if (piece < product.pieces()) return product.piece(worker, left_problem(view, j), piece, -1);
-    piece -= product.pieces();
+    const int64_t count = product.pieces();
+    if (piece < count) return product.piece(worker, left_problem(view, j), piece, next < count ? next : -1);
+    piece -= count, next -= count;
   }
 }
 

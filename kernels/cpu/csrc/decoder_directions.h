@@ -26,8 +26,8 @@ class DirectionTerm {
   int64_t tiles() const { return right_->tiles(); }
   void pack_tile(int worker, int64_t tile) { right_->pack_tile(worker, tile); }
   int64_t pieces() const { return right_->pieces(); }
-  void piece(int worker, const DirectionView& view, int64_t piece) {
-    right_->piece(worker, right_problem(view), piece, -1);
+  void piece(int worker, const DirectionView& view, int64_t piece, int64_t next) {
+    right_->piece(worker, right_problem(view), piece, next < 0 ? -1 : next);
   }
   // Then each token's sums, which are the inputs of the left products.
   void fold(int worker, const DirectionView& view, int64_t token);
@@ -35,7 +35,7 @@ class DirectionTerm {
   void pack_left_tile(int worker, int64_t tile);
   // Last the left products, added onto y.
   int64_t left_pieces() const { return left_pieces_; }
-  void left_piece(int worker, const DirectionView& view, int64_t piece);
+  void left_piece(int worker, const DirectionView& view, int64_t piece, int64_t next);
 
  private:
   Problem right_problem(const DirectionView& view) const;

@@ -135,7 +135,7 @@ struct Work {
       if (piece < count)
         product.piece(worker, p, piece, next < count ? next : -1);
       else
-        term->piece(worker, view, piece - count);
+        term->piece(worker, view, piece - count, next - count);
       pieces.add_done();
       piece = next;
     }
@@ -145,9 +145,11 @@ struct Work {
       go(at(kSums), worker, [&](int64_t i) { term->fold(worker, view, term->token(i)); });
       go(at(kLeftTiles), worker, [&](int64_t tile) { term->pack_left_tile(worker, tile); });
       last = &at(kLeft);
-      for (int64_t piece = last->take(worker); piece >= 0; piece = last->take(worker)) {
-        term->left_piece(worker, view, piece);
+      for (int64_t piece = last->take(worker); piece >= 0;) {
+        const int64_t next = last->take(worker);
+        term->left_piece(worker, view, piece, next);
         last->add_done();
+        piece = next;
       }
     }
     const int64_t result = then();

@@ -14,6 +14,7 @@ from tests.kernels.decoder_cases import (
     allowed_error,
     build,
     exact_result,
+    own_result,
     rms_error,
 )
 from tests.kernels.direction_cases import build as build_directions
@@ -157,6 +158,19 @@ def test_nan_in_one_sequence_stays_in_that_sequence(backend):
     inputs.hidden[3, 5] = float("nan")
     bad = torch.isnan(run(inputs, backend)).any(dim=1)
     assert bad.nonzero().flatten().tolist() == [3]
+
+
+@every_backend
+@pytest.mark.parametrize("name", ["T14-real-distinct", "directions-T14-real"])
+def test_outlier_activations_keep_the_accuracy(backend, name):
+    """Tables of look-ups have one unit for a row of activations: a channel 300 times the others must not drown them."""
+    inputs = build(case_named(name), torch.bfloat16)
+    inputs.hidden[:, 7] *= 300
+    truth, _ = exact_result(inputs)
+    # The outlier's own channel, which the residual carries through, would hide what happens to the rest.
+    rest = torch.arange(truth.shape[1]) != 7
+    error = rms_error(run(inputs, backend)[:, rest], truth[:, rest])
+    assert error <= 2 * rms_error(own_result(inputs)[:, rest], truth[:, rest]), f"RMS error {error:.3g}"
 
 
 def wrong_page(inputs):

@@ -1,19 +1,22 @@
 """The decoder operator on SmolLM2-135M's shapes with random weights: whole steps, embedding and head included.
 
-python scripts/bench_decoder.py [--seconds S] [--cases decode1,decode14,...]    JSON lines, a table on standard error.
+python scripts/bench_decoder.py [--seconds S] [--cases decode1,...] [--paths avx2 ...] >> scripts/results/decoder.jsonl
 
 `OMP_NUM_THREADS` decides the threads. Calls of one case are timed in turn, so that other load on the machine meets them
 alike; the value is the median, `spread` the 20th and 80th percentile. Bounds are for two cores of a Xeon with AMX.
+`--paths` forces instruction sets, one after the other; without it the best one runs.
 `variants` are held as signs, `directions` are the same slots read as coded directions.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -26,6 +29,7 @@ from measure import Figures, median, spread
 
 from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
 from zen_train.kernels.common import DeltaBank, DirectionBank
+from zen_train.kernels.cpu import PATHS, load
 from zen_train.kernels.decoder import (
     Block,
     DecoderShape,
@@ -244,6 +248,12 @@ def check(model: Model, dtype: torch.dtype) -> None:
         raise SystemExit(f"the operator is wrong here: RMS difference {ratio:.4g} from the torch backend")
 
 
+def best_path() -> str:
+    """The instruction set that this processor's kernels would take."""
+    load()
+    return PATHS[torch.ops.zen_train.cpu_best_path()]
+
+
 CASES: dict[str, tuple[Workload, float]] = {
     "decode1": (Workload(past=100, tokens=1, variants=[3]), 1 / 150),
     "decode14": (Workload(past=100, tokens=1, variants=list(range(VARIANTS))), VARIANTS / 450),
@@ -258,6 +268,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="for each case")
     parser.add_argument("--cases", default=",".join(CASES), help="names, with commas")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--paths", nargs="*", choices=PATHS, metavar="PATH", help=f"of {', '.join(PATHS)}")
     options = parser.parse_args()
     unknown = set(options.cases.split(",")) - set(CASES)
     if unknown:
@@ -267,9 +278,11 @@ def main() -> None:
     figures = Figures("decoder")
     with torch.inference_mode():
         model = random_model(dtype)
-        check(model, dtype)
-        for name in options.cases.split(","):
+        for path, name in product(options.paths or [best_path()], options.cases.split(",")):
+            os.environ["ZEN_TRAIN_CPU_PATH"] = path
+            check(model, dtype)
             work, bound_s = CASES[name]
+            case = f"{path}: {name}"
             base = replace(work, variants=[-1] * len(work.variants))
             tokens = work.tokens * len(work.variants)
             times = in_turn(
@@ -283,13 +296,13 @@ def main() -> None:
             )
             for call, taken in times.items():
                 bound = bound_s if call == "variants" else None
-                figures.add(f"{name} {call}", median(taken), "s", bound=bound, spread=spread(taken))
-                figures.add(f"{name} {call} best", min(taken), "s")
+                figures.add(f"{case} {call}", median(taken), "s", bound=bound, spread=spread(taken))
+                figures.add(f"{case} {call} best", min(taken), "s")
             ratio = median(times["variants"]) / median(times["own base"])
-            figures.add(f"{name} over own base", ratio, "ratio", against="own base, same run")
+            figures.add(f"{case} over own base", ratio, "ratio", against="own base, same run")
             ratio = median(times["directions"]) / median(times["variants"])
-            figures.add(f"{name} directions over signs", ratio, "ratio", against="variants, same run")
-            figures.add(f"{name} tokens a second", tokens / median(times["variants"]), "1/s")
+            figures.add(f"{case} directions over signs", ratio, "ratio", against="variants, same run")
+            figures.add(f"{case} tokens a second", tokens / median(times["variants"]), "1/s")
     figures.show()
 
 

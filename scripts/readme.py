@@ -39,12 +39,30 @@ def quick() -> str:
             f"{value(name, 'delta_loss'):.3f}",
             f"{value(name, 'share_kept'):.1f} %",
             f"{value(name, 'delta_bytes') / 1e6:.1f} MB",
-            f"{value(name, 'merges_accepted'):.0f} {found[f'{name}/merges_accepted']['unit']}",
             f"{value(name, 'seconds'):.0f} s",
         ]
         for name in names
     ]
-    return table(["variant", "base", "fine-tune", "delta", "kept", "size", "merges kept", "whole run"], rows)
+    return table(["variant", "base", "fine-tune", "delta", "kept", "size", "whole run"], rows)
+
+
+def processors() -> str:
+    """A step of the decoder by instruction set, in milliseconds: the base, a variant as directions, one as signs."""
+    found = lines_of("decoder")
+    steps = {
+        "decode1": "1 token",
+        "decode14": "14 tokens of 14",
+        "prefill37": "prompt of 37",
+        "prefill256": "chunk of 256",
+    }
+    paths = dict.fromkeys(case.split(":")[0] for case in found)
+
+    def cell(path: str, step: str) -> str:
+        values = [found[f"{path}: {step} {call}"]["value"] for call in ("own base", "directions", "variants")]
+        return " / ".join(f"{1e3 * value:.1f}" for value in values)
+
+    rows = [[f"`{path}`", *(cell(path, step) for step in steps)] for path in paths]
+    return table(["instructions", *steps.values()], rows)
 
 
 def variants() -> str:
@@ -122,6 +140,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "quick": quick,
     "variants": variants,
     "train": partial(figures, "train"),
+    "processors": processors,
     "serve": partial(figures, "serve", left_out=r": (zen4-\w+|smollm2), P"),
     "soak": partial(figures, "soak"),
     "fidelity": readme_fidelity.kept_of_all,

@@ -1,5 +1,6 @@
 // A product of the decoder on the row-wise kernels: any dtype, any processor.
 #include <algorithm>
+#include <limits>
 
 #include "decoder.h"
 #include "scratch.h"
@@ -10,11 +11,14 @@ namespace {
 constexpr int64_t kPieceRows = 32;
 // Tokens of a variant from which W + alpha S is formed instead of looked up or summed.
 constexpr int64_t kFoldFromLookups = 20, kFoldFromSums = 6;
+// Tokens for which weights are converted to float32 first. Where there are 32 registers that gains nothing.
+constexpr int64_t kWidenFrom = 24;
 
 class RowwiseProduct final : public Product {
  public:
   RowwiseProduct(const Problem& p, const Arrangement& arrangement, Path path)
       : ops_(ops_for(path)),
+        widen_from_(p.dtype == DType::f32 || path >= Path::avx512 ? std::numeric_limits<int64_t>::max() : kWidenFrom),
         lookup_(p.dtype == DType::bf16 ? lookup_ops_for(path) : nullptr),
         arrangement_(arrangement),
         k_(p.k),
@@ -55,12 +59,16 @@ class RowwiseProduct final : public Product {
     const int64_t tokens = int64_t(arrangement_.order.size()), n0 = piece * kPieceRows, rows = std::min(kPieceRows, n_ - n0);
     Buffer acc(tokens * kPieceRows * 4);
     std::fill_n(acc.floats(), tokens * kPieceRows, 0.0f);
-    for (const auto& [begin, end] : plain_)
-      ops_.dots(p.dtype, static_cast<const uint8_t*>(p.w) + n0 * p.w_ld * size_of(p.dtype), p.w_ld, rows,
-                x_.floats() + begin * ld_, ld_, end - begin, k_, acc.floats() + begin * kPieceRows, kPieceRows);
+    for (const auto& [begin, end] : plain_) {
+      if (end - begin >= widen_from_)
+        multiply_widened(p, {}, begin, end - begin, n0, rows, acc.floats());
+      else
+        ops_.dots(p.dtype, static_cast<const uint8_t*>(p.w) + n0 * p.w_ld * size_of(p.dtype), p.w_ld, rows,
+                  x_.floats() + begin * ld_, ld_, end - begin, k_, acc.floats() + begin * kPieceRows, kPieceRows);
+    }
     for (const Arrangement::Part& part : arrangement_.parts) {
       if (p.w && folds(part)) {
-        fold(p, part, n0, rows, acc.floats() + part.begin * kPieceRows);
+        multiply_widened(p, part.slots, part.begin, part.count, n0, rows, acc.floats());
         continue;
       }
       for (const int32_t slot : part.slots) {
@@ -99,19 +107,22 @@ class RowwiseProduct final : public Product {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
   }
 
-  // W + alpha S in float32, and the product of the part's tokens with it.
-  void fold(const Problem& p, const Arrangement::Part& part, int64_t n0, int64_t rows, float* acc) const {
-    Buffer folded(kPieceRows * ld_ * 4);
+  // W, and alpha S of each slot, in float32, and the product of `count` tokens with it.
+  void multiply_widened(const Problem& p, const std::vector<int32_t>& slots, int64_t begin, int64_t count, int64_t n0,
+                        int64_t rows, float* acc) const {
+    Buffer wide(kPieceRows * ld_ * 4);
     for (int64_t r = 0; r < rows; ++r) {
-      float* row = folded.floats() + r * ld_;
+      float* row = wide.floats() + r * ld_;
       ops_.to_f32(p.dtype, static_cast<const uint8_t*>(p.w) + (n0 + r) * p.w_ld * size_of(p.dtype), k_, row);
-      for (const int32_t slot : part.slots)
+      for (const int32_t slot : slots)
         ops_.add_signs(p.bank.sign_row(slot, 0, n0 + r), p.bank.row_scale(slot, 0, n0 + r), nullptr, k_, row);
     }
-    ops_.dots(DType::f32, folded.bytes(), ld_, rows, x_.floats() + part.begin * ld_, ld_, part.count, k_, acc, kPieceRows);
+    ops_.dots(DType::f32, wide.bytes(), ld_, rows, x_.floats() + begin * ld_, ld_, count, k_, acc + begin * kPieceRows,
+              kPieceRows);
   }
 
   const Ops& ops_;
+  const int64_t widen_from_;
   const LookupOps* lookup_;  // or null
   const Arrangement& arrangement_;
   const int64_t k_, n_, ld_;

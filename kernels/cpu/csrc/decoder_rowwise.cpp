@@ -56,7 +56,7 @@ class RowwiseProduct final : public Product {
   int64_t pieces() const override { return (n_ + kPieceRows - 1) / kPieceRows; }
 
   void piece(int, const Problem& p, int64_t piece, int64_t next) override {
-    const int64_t tokens = int64_t(arrangement_.order.size()), n0 = piece * kPieceRows, rows = std::min(kPieceRows, n_ - n0);
+    const int64_t tokens = int64_t(arrangement_.order.size()), n0 = piece * kPieceRows, rows = rows_of(piece);
     Buffer acc(tokens * kPieceRows * 4);
     std::fill_n(acc.floats(), tokens * kPieceRows, 0.0f);
     for (const auto& [begin, end] : plain_) {
@@ -73,12 +73,12 @@ class RowwiseProduct final : public Product {
       }
       for (const int32_t slot : part.slots) {
         const uint8_t* sign = p.bank.sign_row(slot, 0, n0);
-        if (next >= 0) fetch(p.bank.sign_row(slot, 0, next * kPieceRows), std::min(kPieceRows, n_ - next * kPieceRows) * p.bank.sign_n);
+        if (next >= 0) fetch(p.bank.sign_row(slot, 0, next * kPieceRows), rows_of(next) * p.bank.sign_n);
         const float* scale = p.bank.row + slot * p.bank.row_v + n0 * p.bank.row_n;
         float* out = acc.floats() + part.begin * kPieceRows;
         if (lookup_)
-          lookup_->add(sign, p.bank.sign_n, rows, tables_.bytes() + part.begin * table_bytes_, sums_.floats() + part.begin,
-                       part.count, k_, scale, p.bank.row_n, out, kPieceRows);
+          lookup_->add(sign, p.bank.sign_n, rows, tables_.bytes() + part.begin * table_bytes_,
+                       sums_.floats() + part.begin, part.count, k_, scale, p.bank.row_n, out, kPieceRows);
         else
           ops_.signed_sums(sign, p.bank.sign_n, rows, x_.floats() + part.begin * ld_, ld_, sums_.floats() + part.begin,
                            part.count, k_, scale, p.bank.row_n, out, kPieceRows);
@@ -102,6 +102,8 @@ class RowwiseProduct final : public Product {
   bool folds(const Arrangement::Part& part) const {
     return !part.slots.empty() && part.count >= (lookup_ ? kFoldFromLookups : kFoldFromSums);
   }
+
+  int64_t rows_of(int64_t piece) const { return std::min(kPieceRows, n_ - piece * kPieceRows); }
 
   static void fetch(const uint8_t* from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);

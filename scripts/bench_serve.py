@@ -165,9 +165,10 @@ async def memory(variants: Path, names: list[str], figures: Figures, logs: Path)
 async def cold_loads(variants: Path, names: list[str], figures: Figures, logs: Path) -> None:
     """Loads of cold variants beside running streams: their rate, and the longest gap of the others."""
     running = names[:2]
-    bytes_each = sum(
-        path.stat().st_size for path in (variants / names[2].removeprefix("zen4-")).glob("*.safetensors")
-    )
+    files = sorted(variants.glob("**/delta.safetensors"))  # of artifacts, or of whole runs
+    if not files:
+        raise SystemExit(f"{variants} holds no delta.safetensors; give the folder that holds the exported deltas")
+    bytes_each = sum(path.stat().st_size for path in files) / len(files)
     with ours(variants, logs / "cold.log", "engine.slots=8") as found:
 
         async def streams() -> list[Answer]:
@@ -196,7 +197,7 @@ async def cold_loads(variants: Path, names: list[str], figures: Figures, logs: P
                 await ask([model])
         loading = [max(answer.gaps_s) for answer in await task]
         beside = loaded()
-    cache = page_cache_rate(sorted(variants.glob("*/delta.safetensors")))
+    cache = page_cache_rate(files)
     for label, (seconds, loads), (seconds_before, loads_before) in (
         ("cold load", alone, before),
         ("cold load beside 4 streams", beside, start),

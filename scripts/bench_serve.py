@@ -167,7 +167,9 @@ async def cold_loads(variants: Path, names: list[str], figures: Figures, logs: P
     running = names[:2]
     files = sorted(variants.glob("**/delta.safetensors"))  # of artifacts, or of whole runs
     if not files:
-        raise SystemExit(f"{variants} holds no delta.safetensors; give the folder that holds the exported deltas")
+        raise SystemExit(
+            f"{variants} holds no delta.safetensors; give the folder that holds the exported deltas"
+        )
     bytes_each = sum(path.stat().st_size for path in files) / len(files)
     with ours(variants, logs / "cold.log", "engine.slots=8") as found:
 

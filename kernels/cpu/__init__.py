@@ -20,7 +20,7 @@ def path_number() -> int:
     """Number of the forced instruction set, or -1 for the best one.
 
     Raises:
-        ValueError: ZEN_TRAIN_CPU_PATH is not one of PATHS.
+        ValueError: ZEN_TRAIN_CPU_PATH is not one of PATHS, or this processor does not run it.
     """
     name = os.environ.get("ZEN_TRAIN_CPU_PATH")
     if not name:
@@ -29,4 +29,10 @@ def path_number() -> int:
         raise ValueError(
             f"ZEN_TRAIN_CPU_PATH is {name!r}; allowed: {', '.join(PATHS)}. Unset it for the best one."
         )
-    return PATHS.index(name)
+    number = PATHS.index(name)
+    if load() and number > (best := torch.ops.zen_train.cpu_best_path()):
+        raise ValueError(
+            f"ZEN_TRAIN_CPU_PATH is {name!r}; this processor runs {', '.join(PATHS[: best + 1])}. "
+            "Unset it for the best one."
+        )
+    return number

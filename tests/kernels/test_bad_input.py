@@ -6,7 +6,7 @@ import torch
 from tests.kernels.cases import Case, build
 from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
 from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_add_, bitdelta_linear
-from zen_train.kernels.cpu import load
+from zen_train.kernels.cpu import PATHS, load
 from zen_train.kernels.sign_pack import sign_pack
 
 CASE = Case(m=4, n=10, k=20, mix="uniform", variants=3)
@@ -99,6 +99,14 @@ def test_triton_on_cpu_tensors_needs_the_interpreter(monkeypatch):
 def test_an_unknown_instruction_set_is_refused(monkeypatch):
     monkeypatch.setenv("ZEN_TRAIN_CPU_PATH", "sse9")
     with pytest.raises(ValueError, match="ZEN_TRAIN_CPU_PATH is 'sse9'"):
+        call("cpu")
+
+
+def test_an_instruction_set_that_the_processor_lacks_is_named(monkeypatch):
+    if not load() or torch.ops.zen_train.cpu_best_path() == len(PATHS) - 1:
+        pytest.skip("this processor runs them all")
+    monkeypatch.setenv("ZEN_TRAIN_CPU_PATH", PATHS[-1])
+    with pytest.raises(ValueError, match=f"is '{PATHS[-1]}'; this processor runs plain"):
         call("cpu")
 
 

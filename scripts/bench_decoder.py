@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -29,7 +28,7 @@ from measure import Figures, median, spread
 
 from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
 from zen_train.kernels.common import DeltaBank, DirectionBank
-from zen_train.kernels.cpu import PATHS, load
+from zen_train.kernels.cpu import PATHS, load, path_name
 from zen_train.kernels.decoder import (
     Block,
     DecoderShape,
@@ -248,12 +247,6 @@ def check(model: Model, dtype: torch.dtype) -> None:
         raise SystemExit(f"the operator is wrong here: RMS difference {ratio:.4g} from the torch backend")
 
 
-def best_path() -> str:
-    """The instruction set that this processor's kernels would take."""
-    load()
-    return PATHS[torch.ops.zen_train.cpu_best_path()]
-
-
 CASES: dict[str, tuple[Workload, float]] = {
     "decode1": (Workload(past=100, tokens=1, variants=[3]), 1 / 150),
     "decode14": (Workload(past=100, tokens=1, variants=list(range(VARIANTS))), VARIANTS / 450),
@@ -276,33 +269,35 @@ def main() -> None:
     torch.manual_seed(0)
     dtype = getattr(torch, options.dtype)
     figures = Figures("decoder")
+    load()
     with torch.inference_mode():
         model = random_model(dtype)
-        for path, name in product(options.paths or [best_path()], options.cases.split(",")):
+        for path in options.paths or [path_name()]:
             os.environ["ZEN_TRAIN_CPU_PATH"] = path
             check(model, dtype)
-            work, bound_s = CASES[name]
-            case = f"{path}: {name}"
-            base = replace(work, variants=[-1] * len(work.variants))
-            tokens = work.tokens * len(work.variants)
-            times = in_turn(
-                {
-                    "variants": step(model, work, dtype),
-                    "directions": step(model, replace(work, directions=True), dtype),
-                    "own base": step(model, base, dtype),
-                    "torch linears": torch_linears(model, tokens),
-                },
-                options.seconds,
-            )
-            for call, taken in times.items():
-                bound = bound_s if call == "variants" else None
-                figures.add(f"{case} {call}", median(taken), "s", bound=bound, spread=spread(taken))
-                figures.add(f"{case} {call} best", min(taken), "s")
-            ratio = median(times["variants"]) / median(times["own base"])
-            figures.add(f"{case} over own base", ratio, "ratio", against="own base, same run")
-            ratio = median(times["directions"]) / median(times["variants"])
-            figures.add(f"{case} directions over signs", ratio, "ratio", against="variants, same run")
-            figures.add(f"{case} tokens a second", tokens / median(times["variants"]), "1/s")
+            for name in options.cases.split(","):
+                work, bound_s = CASES[name]
+                case = f"{path}: {name}"
+                base = replace(work, variants=[-1] * len(work.variants))
+                tokens = work.tokens * len(work.variants)
+                times = in_turn(
+                    {
+                        "variants": step(model, work, dtype),
+                        "directions": step(model, replace(work, directions=True), dtype),
+                        "own base": step(model, base, dtype),
+                        "torch linears": torch_linears(model, tokens),
+                    },
+                    options.seconds,
+                )
+                for call, taken in times.items():
+                    bound = bound_s if call == "variants" else None
+                    figures.add(f"{case} {call}", median(taken), "s", bound=bound, spread=spread(taken))
+                    figures.add(f"{case} {call} best", min(taken), "s")
+                ratio = median(times["variants"]) / median(times["own base"])
+                figures.add(f"{case} over own base", ratio, "ratio", against="own base, same run")
+                ratio = median(times["directions"]) / median(times["variants"])
+                figures.add(f"{case} directions over signs", ratio, "ratio", against="variants, same run")
+                figures.add(f"{case} tokens a second", tokens / median(times["variants"]), "1/s")
     figures.show()
 
 

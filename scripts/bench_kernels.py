@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_linear
-from zen_train.kernels.cpu import PATHS, load, path_number
+from zen_train.kernels.cpu import load, path_name
 from zen_train.kernels.sign_pack import sign_pack
 
 SHAPES = ((576, 576), (1536, 576), (2048, 2048), (8192, 4096))
@@ -76,7 +76,7 @@ class Report:
         self.common = {
             "commit": commit.stdout.strip() or "unknown",
             "versions": {"torch": torch.__version__, "python": platform.python_version()},
-            "device": f"{_processor()}, {threads} threads, {PATHS[_path()]}, {clock} clock",
+            "device": f"{_processor()}, {threads} threads, {path_name()}, {clock} clock",
         }
 
     def line(
@@ -118,11 +118,6 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
-
-
-def _path() -> int:
-    forced = path_number()
-    return forced if forced >= 0 else int(torch.ops.zen_train.cpu_best_path())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if not arguments.variants.is_dir():
         parser.error(f"{arguments.variants} is no folder; give the folder that holds the exported deltas")
+    files = sorted(arguments.variants.glob("**/delta.safetensors"))  # of artifacts, or of whole runs
+    if not files:
+        parser.error(
+            f"{arguments.variants} holds no delta.safetensors; give the folder of the exported deltas"
+        )
     names = [f"zen4-{path.name}" for path in sorted(arguments.variants.iterdir()) if path.is_dir()]
     figures = Figures("serve")
     parts = arguments.only or ["speed", "memory", "cold", "traffic"]
@@ -52,7 +57,7 @@ def main() -> int:
         if "memory" in parts:
             asyncio.run(memory(arguments.variants, names, figures, logs))
         if "cold" in parts:
-            asyncio.run(cold_loads(arguments.variants, names, figures, logs))
+            asyncio.run(cold_loads(arguments.variants, files, names, figures, logs))
         if "traffic" in parts:
             asyncio.run(traffic(arguments, names, figures, logs))
     figures.show()
@@ -162,14 +167,11 @@ async def memory(variants: Path, names: list[str], figures: Figures, logs: Path)
     )  # fmt: skip
 
 
-async def cold_loads(variants: Path, names: list[str], figures: Figures, logs: Path) -> None:
+async def cold_loads(
+    variants: Path, files: list[Path], names: list[str], figures: Figures, logs: Path
+) -> None:
     """Loads of cold variants beside running streams: their rate, and the longest gap of the others."""
     running = names[:2]
-    files = sorted(variants.glob("**/delta.safetensors"))  # of artifacts, or of whole runs
-    if not files:
-        raise SystemExit(
-            f"{variants} holds no delta.safetensors; give the folder that holds the exported deltas"
-        )
     bytes_each = sum(path.stat().st_size for path in files) / len(files)
     with ours(variants, logs / "cold.log", "engine.slots=8") as found:
 

@@ -12,7 +12,7 @@ from .build import cache_folder, load
 
 PATHS = ("plain", "avx2", "avx512", "avx512_bf16", "amx")
 
-__all__ = ["PATHS", "cache_folder", "load", "path_number"]
+__all__ = ["PATHS", "cache_folder", "load", "path_name", "path_number"]
 
 
 @torch.compiler.assume_constant_result
@@ -36,3 +36,9 @@ def path_number() -> int:
             "Unset it for the best one."
         )
     return number
+
+
+def path_name() -> str:
+    """The instruction set that a call takes here: the forced one, or the best. Needs `load()`."""
+    forced = path_number()
+    return PATHS[forced if forced >= 0 else torch.ops.zen_train.cpu_best_path()]

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "../../kernels/cpu/csrc/zt.h"
+
 namespace emulated_amx {
 
 struct Tile {
@@ -25,12 +27,6 @@ inline T item(const Tile& tile, int row, int place) {
   T value;
   std::memcpy(&value, tile.data[row] + place * sizeof(T), sizeof(T));
   return value;
-}
-inline float from_bf16(uint16_t value) {
-  const uint32_t bits = uint32_t(value) << 16;
-  float out;
-  std::memcpy(&out, &bits, 4);
-  return out;
 }
 
 inline void configure(const void* config) {
@@ -74,7 +70,7 @@ inline void multiply(int c_tile, int a_tile, int b_tile, Value value) {
     std::memcpy(c.data[r], sum, sizeof(sum));
   }
 }
-inline void multiply_bf16(int c, int a, int b) { multiply<float, uint16_t, 2>(c, a, b, from_bf16); }
+inline void multiply_bf16(int c, int a, int b) { multiply<float, uint16_t, 2>(c, a, b, zt::bf16_to_f32); }
 inline void multiply_int8(int c, int a, int b) {
   multiply<int32_t, int8_t, 4>(c, a, b, [](int8_t value) { return int32_t(value); });
 }

@@ -8,7 +8,6 @@ from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
 from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_linear
 from zen_train.kernels.bitdelta_linear.reference import linear_reference
 from zen_train.kernels.common.dither import dither_bf16
-from zen_train.kernels.cpu import PATHS, load
 
 ROWS, COLUMNS = 48, 1024
 STEP = 2.0**-7
@@ -68,13 +67,11 @@ def test_many_tokens_of_one_variant_feel_a_small_delta(backend, planes):
 
 @pytest.mark.parametrize("path", ["avx512_bf16", "amx"])
 def test_the_folding_reference_is_what_the_tiled_paths_compute(path, monkeypatch):
-    if not load() or PATHS.index(path) > torch.ops.zen_train.cpu_best_path():
-        pytest.skip(f"this processor does not run {path}")
-    monkeypatch.setenv("ZEN_TRAIN_CPU_PATH", path)
+    backend = forced(path, monkeypatch)
     torch.manual_seed(0)
     base, bank = base_in_one_to_two(), small_bank()
     x, variant = torch.randn(160, COLUMNS).to(torch.bfloat16), torch.zeros(160, dtype=torch.int64)
-    got = bitdelta_linear(x, base, bank, variant, backend="cpu")
+    got = bitdelta_linear(x, base, bank, variant, backend=backend)
     folded = linear_reference(
         x, base, None, bank.sign_VPNB, bank.row_scale_VPN, None, variant, round_weight=True
     )

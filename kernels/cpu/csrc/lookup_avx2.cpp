@@ -5,12 +5,7 @@
 #include "decoder.h"
 
 #if defined(__x86_64__)
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#endif
+ZT_BEGIN_TARGET("avx2,fma,f16c")
 #include <immintrin.h>
 
 namespace zt {
@@ -20,7 +15,6 @@ constexpr int64_t kRows = 32;
 constexpr int64_t kChunkBytes = 16;          // of each row, transposed at a time
 constexpr int64_t kByteTables = 2 * 32;      // tables of the eight columns of one byte
 constexpr int64_t kTokens = 8;               // that share a transposed chunk
-constexpr float kEntryLimit = 16383.0f;      // two entries add up within 16 bits
 
 int64_t table_bytes(int64_t k) { return (k + 7) / 8 * kByteTables; }
 
@@ -59,8 +53,7 @@ float build(const float* x, int64_t k, uint8_t* tables) {
     std::memset(tables, 0, size_t(table_bytes(k)));
     return NAN;
   }
-  int exponent = 0;
-  std::frexp(most / kEntryLimit, &exponent);  // most * 2^-exponent <= the limit
+  const int exponent = entry_exponent(most);
   __m256 sign[4][2];
   for (int j = 0; j < 4; ++j) {
     alignas(32) float pattern[16];
@@ -167,11 +160,7 @@ const LookupOps* lookup_ops_for(Path path) { return path == Path::plain ? nullpt
 
 }  // namespace zt
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+ZT_END_TARGET
 #else
 namespace zt {
 const LookupOps* lookup_ops_for(Path) { return nullptr; }

@@ -8,12 +8,7 @@
 #include <memory>
 
 #include "pool.h"
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx512vnni,fma,f16c,bmi2"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx512vnni,fma,f16c,bmi2")
-#endif
+ZT_BEGIN_TARGET("amx-tile,amx-int8,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx512vnni,fma,f16c,bmi2")
 #define ZT_TILES amx
 #include "tiles_amx.h"
 #include "tiled_linear.h"
@@ -29,11 +24,7 @@ const TiledOps amx_ops = {amx::linear, amx::product, amx::leave_tiles};
 
 }  // namespace zt
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+ZT_END_TARGET
 #else
 namespace zt {
 const TiledOps amx_ops = {};

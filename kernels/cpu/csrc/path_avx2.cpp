@@ -3,12 +3,7 @@
 #include "zt.h"
 
 #if defined(__x86_64__)
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#endif
+ZT_BEGIN_TARGET("avx2,fma,f16c")
 #include <immintrin.h>
 
 namespace zt {
@@ -84,11 +79,7 @@ const Ops& ops_avx2() { return avx2::table; }
 const RowOps& row_ops_avx2() { return avx2::row_table; }
 }  // namespace zt
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+ZT_END_TARGET
 #else
 namespace zt {
 const Ops& ops_avx2() { return ops_plain(); }

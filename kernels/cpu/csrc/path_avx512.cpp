@@ -3,12 +3,7 @@
 #include "zt.h"
 
 #if defined(__x86_64__)
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")
-#endif
+ZT_BEGIN_TARGET("avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")
 #include "transpose.h"
 
 namespace zt {
@@ -83,11 +78,7 @@ const Ops& ops_avx512() { return avx512::table; }
 const RowOps& row_ops_avx512() { return avx512::row_table; }
 }  // namespace zt
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+ZT_END_TARGET
 #else
 namespace zt {
 const Ops& ops_avx512() { return ops_plain(); }

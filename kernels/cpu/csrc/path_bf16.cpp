@@ -8,12 +8,7 @@
 #include <memory>
 
 #include "pool.h"
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx512vnni,fma,f16c,bmi2"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx512vnni,fma,f16c,bmi2")
-#endif
+ZT_BEGIN_TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx512vnni,fma,f16c,bmi2")
 #define ZT_TILES bf16
 #include "tiles_bf16.h"
 #include "tiled_linear.h"
@@ -28,11 +23,7 @@ const TiledOps bf16_ops = {bf16::linear, bf16::product, bf16::leave_tiles};
 
 }  // namespace zt
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+ZT_END_TARGET
 #else
 namespace zt {
 const TiledOps bf16_ops = {};

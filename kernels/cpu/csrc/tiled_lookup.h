@@ -16,7 +16,6 @@ constexpr int64_t kWordColumns = 16;                    // columns of one packed
 constexpr int64_t kTableBytes = 4 * 16 * 2;             // the four tables of one word
 constexpr int64_t kChunkWords = 32;                     // words of one chunk: 64 bytes of every row
 constexpr int64_t kChunkColumns = kChunkWords * kWordColumns;
-constexpr float kEntryLimit = 16383.0f;
 
 // Tables of one row of x (zero-padded to whole words). Returns the value of one table unit, NaN if x is not finite.
 inline float build_tables(const float* x, int64_t words, uint8_t* tables) {
@@ -30,8 +29,7 @@ inline float build_tables(const float* x, int64_t words, uint8_t* tables) {
     sum = _mm512_add_ps(sum, _mm512_permute_ps(sum, 0x4e));
     top = _mm512_max_ps(top, sum);
   }
-  int exponent = 0;
-  std::frexp(_mm512_reduce_max_ps(top) / kEntryLimit, &exponent);  // top * 2^-exponent <= the limit
+  const int exponent = entry_exponent(_mm512_reduce_max_ps(top));
   const __m512 down = _mm512_set1_ps(float(-exponent));
   __m512 sign[4];
   for (int j = 0; j < 4; ++j) {

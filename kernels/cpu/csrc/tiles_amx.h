@@ -43,13 +43,15 @@ struct Sums {
     _tile_zero(4);
     _tile_zero(5);
   }
-  void store(float* c) const {
+  // The six tiles, in `c`.
+  const float* stored(float* c) const {
     _tile_stored(0, c, 64);
     _tile_stored(1, c + 256, 64);
     _tile_stored(2, c + 512, 64);
     _tile_stored(3, c + 768, 64);
     _tile_stored(4, c + 1024, 64);
     _tile_stored(5, c + 1280, 64);
+    return c;
   }
   // 32 columns of 16 rows at a0, and with `two_rows` of 16 more at a1, times tiles of tokens `b_apart` from each other.
   __attribute__((always_inline)) void add(const void* a0, const void* a1, int64_t a_stride, const uint8_t* b,

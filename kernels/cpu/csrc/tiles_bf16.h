@@ -72,10 +72,12 @@ struct Sums {
   bool half = false;
 
   void start(int64_t tokens) {
-    std::memset(c, 0, sizeof(c));
+    const int64_t tiles = tokens > 32 ? 3 : (tokens + 15) / 16;
+    for (int64_t rows = 0; rows < 2; ++rows) std::memset(c + rows * 3 * 256, 0, size_t(tiles * kTileBytes));
     half = tokens <= 8;
   }
-  void store(float* to) const { std::memcpy(to, c, sizeof(c)); }
+  // The six tiles, of which only those of tokens and rows that were added hold anything.
+  const float* stored(float*) const { return c; }
   // 32 columns of 16 rows at a0, and with `two_rows` of 16 more at a1, times tiles of tokens `b_apart` from each other.
   void add(const void* a0, const void* a1, int64_t a_stride, const uint8_t* b, int64_t b_apart, int64_t tiles,
            bool two_rows) {

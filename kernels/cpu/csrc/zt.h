@@ -10,6 +10,16 @@
 #include <cstring>
 #include <vector>
 
+// The functions between these two are compiled for the instruction sets of a list, which is a string.
+#define ZT_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define ZT_BEGIN_TARGET(list) ZT_PRAGMA(clang attribute push(__attribute__((target(list))), apply_to = function))
+#define ZT_END_TARGET ZT_PRAGMA(clang attribute pop)
+#else
+#define ZT_BEGIN_TARGET(list) ZT_PRAGMA(GCC push_options) ZT_PRAGMA(GCC target(list))
+#define ZT_END_TARGET ZT_PRAGMA(GCC pop_options)
+#endif
+
 namespace zt {
 
 enum class DType : int { bf16 = 0, f16 = 1, f32 = 2 };
@@ -83,6 +93,15 @@ const Ops& ops_avx512();
 
 Path best_path();  // what this processor and operating system can run
 const Ops& ops_for(Path path);
+
+// Tables of look-ups hold 16-bit entries of which two add up within 16 bits. Returns the exponent of the unit in which a
+// row's entries fit, of its largest sum of four neighbours' magnitudes.
+constexpr float kEntryLimit = 16383.0f;
+inline int entry_exponent(float most) {
+  int exponent = 0;
+  std::frexp(most / kEntryLimit, &exponent);  // most * 2^-exponent <= the limit
+  return exponent;
+}
 
 inline float bf16_to_f32(uint16_t value) {
   uint32_t bits = uint32_t(value) << 16;

@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,18 @@ from tasks_sandbox import Limits, run_program
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"), reason="no sandbox here"
 )
-SOON = {"cpu_s": 1, "wall_s": 5.0}
+PLENTY = {"cpu_s": 60, "wall_s": 100.0}
+"""A case tightens the one limit that it is about: on a busy machine no other ends the program first."""
+TIGHT: dict[str, dict[str, float]] = {
+    "processor time is up": {"cpu_s": 1},
+    "SIGKILL": {"cpu_s": 1},
+    "still running": {"wall_s": 2.0},
+    "": {"memory_bytes": 1 << 27},  # ends somehow where its stack does
+}
 
 
 def verdict(program: str, **limits):
-    return run_program(program, Limits(**SOON | limits))
+    return run_program(program, Limits(**PLENTY | limits))
 
 
 @pytest.fixture
@@ -63,7 +69,7 @@ WRONG = {
     "renames a file": ("import os\nos.rename('{outside}/kept', '{outside}/gone')", "forbidden system call"),
     "makes a folder": ("import os\nos.mkdir('{outside}/new')", "forbidden system call"),
     "fills its own folder": ("open('big', 'wb').write(bytes(1 << 30))", "forbidden system call"),
-    "network": ("import socket\nsocket.create_connection(('127.0.0.1', 9))", ""),
+    "network": ("import socket\nsocket.create_connection(('127.0.0.1', 9))", "forbidden system call"),
     "raises its limits": (
         "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (99, 99))",
         "forbidden system call",
@@ -74,11 +80,9 @@ WRONG = {
 @pytest.mark.parametrize(("program", "reason"), WRONG.values(), ids=WRONG)
 def test_a_program_that_goes_wrong_fails_and_changes_nothing(program, reason, outside):
     parent, before = os.getpid(), set(Path(tempfile.gettempdir()).glob("candidate-*"))
-    started = time.monotonic()
-    found = verdict(program.replace("{outside}", str(outside)))
+    found = verdict(program.replace("{outside}", str(outside)), **TIGHT.get(reason, {}))
     assert not found.passed
     assert reason in found.reason
-    assert time.monotonic() - started < 15
     assert os.getpid() == parent
     assert [path.name for path in outside.iterdir()] == ["kept"]
     assert (outside / "kept").read_text() == "kept"

@@ -1,14 +1,16 @@
 """Merging rules on the same runs: held-out loss at the end and smoothness of its curve, against no merging.
 
-python scripts/bench_merging.py --work DIR [--variants math legal coder] [--seeds 0 1 2] [--rules none ...] [--beside 2]
+python scripts/bench_merging.py --work DIR [--variants math legal coder] [--seeds 0 1 2] [--rules none ...] [--always]
+    [--schedule constant] [--beside 2]
 
 Runs of 120 steps at scale=quick with a merge every 20 and a validation every 5, the upper six blocks trained (the rest,
 embedding and head frozen, to afford it). `--beside N` shares the cores among N runs at a time: on two cores two runs of
-one thread each need less than two of two threads after one another. Each rule has the gate that runs
-have by default (a merge that makes validation worse is taken back) and, as `RULE always`, none. Runs are kept in DIR
-and not repeated; the summary is over all pairs of variant and seed that have the rule and `none`, with 95 % intervals
-(bootstrap over pairs). Roughness of a curve is the mean |second difference| of its validation losses from the first
-merge on: zero for a straight line.
+one thread each need less than two of two threads after one another. Each rule has the gate that runs have by default
+(a merge that makes validation worse is taken back) and, as `RULE always`, none. `RULE constant` is on runs whose
+learning rate stays at its peak instead of decaying. Runs are kept in DIR and not repeated; the summary is over all pairs of
+variant and seed that have the rule and `none` at the same schedule, with 95 % intervals (bootstrap over pairs).
+Roughness of a curve is the mean |second difference| of its validation losses from the first merge on: zero for a
+straight line.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import csv
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -37,6 +39,19 @@ RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
+class Method:
+    """A rule with or without the gate, and how the learning rate goes. Written as `RULE [always] [constant]`."""
+
+    rule: str
+    always: bool = False
+    schedule: str = "cosine"
+
+    def __str__(self) -> str:
+        constant = self.schedule == "constant"
+        return " ".join([self.rule, *["always"] * self.always, *["constant"] * constant])
+
+
+@dataclass(frozen=True)
 class Run:
     """Validation losses by step, and how many of the run's merges were kept."""
 
@@ -52,31 +67,35 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--rules", nargs="*", default=RULES, choices=RULES)
     parser.add_argument("--always", action="store_true", help="also without the gate")
+    parser.add_argument(
+        "--schedule", default="cosine", choices=("cosine", "constant"), help="of the learning rate"
+    )
     parser.add_argument("--beside", type=int, default=1, metavar="N", help="runs at a time")
     arguments = parser.parse_args()
-    methods = list(arguments.rules)
-    methods += [f"{rule} always" for rule in arguments.rules if arguments.always and rule != "none"]
+    methods = [Method(rule, schedule=arguments.schedule) for rule in arguments.rules]
+    if arguments.always:
+        methods += [replace(method, always=True) for method in methods if method.rule != "none"]
     runs = list(product(arguments.seeds, arguments.variants, methods))
     threads = max(1, torch.get_num_threads() // arguments.beside)
     with ThreadPoolExecutor(arguments.beside) as pool:
         done = list(pool.map(lambda run: made(arguments.work, *run, threads=threads), runs))
-    found: dict[str, dict[tuple[str, int], Run]] = {method: {} for method in methods}
+    found: dict[Method, dict[tuple[str, int], Run]] = {method: {} for method in methods}
     for (seed, variant, method), run in zip(runs, done, strict=True):
         found[method][variant, seed] = run
     report(found)
     return 0
 
 
-def made(work: Path, seed: int, variant: str, method: str, *, threads: int) -> Run:
+def made(work: Path, seed: int, variant: str, method: Method, *, threads: int) -> Run:
     """A run, trained now when it is not there."""
-    folder = work / f"{variant}-{seed}-{method.replace(' ', '-')}"
+    folder = work / f"{variant}-{seed}-{str(method).replace(' ', '-')}"
     done = folder / "metrics.json"
     if not done.is_file():
-        rule, _, always = method.partition(" ")
         words = [
-            f"merge={rule}",
+            f"merge={method.rule}",
             f"merge.every_n_steps={EVERY}",
-            f"merge.accept={always or 'if_not_worse'}",
+            f"merge.accept={'always' if method.always else 'if_not_worse'}",
+            f"optim.schedule={method.schedule}",
             f"trainer.max_steps={STEPS}",
             f"trainer.validate_every_n_steps={VALIDATE}",
             f"trainer.checkpoint_every_n_steps={STEPS}",
@@ -101,14 +120,14 @@ def roughness(run: Run) -> float:
     return float(losses.diff(n=2).abs().mean())
 
 
-def report(found: dict[str, dict[tuple[str, int], Run]]) -> None:
+def report(found: dict[Method, dict[tuple[str, int], Run]]) -> None:
     figures = Figures("merging")
-    plain = found.get("none", {})
     for method, runs in found.items():
+        plain = found.get(Method("none", schedule=method.schedule), {})
         for (variant, seed), run in runs.items():
             figures.add(f"{variant}, seed {seed}, {method}: loss", run.losses[-1][1], "nats")
         pairs = [key for key in runs if key in plain]
-        if method == "none" or not pairs:
+        if method.rule == "none" or not pairs:
             continue
         for what, values in (
             ("loss over none", [runs[key].losses[-1][1] - plain[key].losses[-1][1] for key in pairs]),

@@ -122,13 +122,15 @@ def merging() -> str:
     for case, kept in found.items():
         rule, _, what = case.partition(": ")
         if what == "merges kept":
-            gate = "always" if "always" in rule else "if not worse"
+            name, *how = rule.split()
+            gate = "always" if "always" in how else "if not worse"
+            rate = "constant" if "constant" in how else "decays"
             loss, rough = (found[f"{rule}: {which} over none"] for which in ("loss", "roughness"))
             cells = [_spread(loss, 1e3, "+.1f"), _spread(rough, 1, ".2f")]
             counts = [f"{kept['value']:.0f} {kept['unit']}", kept["against"].removesuffix(" runs")]
-            rows.append([f"`{rule.removesuffix(' always')}`", gate, *cells, *counts])
+            rows.append([f"`{name}`", gate, rate, *cells, *counts])
     measured = ["loss over no merging, thousandths of a nat", "roughness over no merging"]
-    return table(["rule", "merges are kept", *measured, "kept", "runs"], rows)
+    return table(["rule", "merges are kept", "learning rate", *measured, "kept", "runs"], rows)
 
 
 def _spread(row: dict[str, Any], factor: float, form: str) -> str:

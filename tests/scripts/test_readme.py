@@ -41,10 +41,13 @@ def test_the_last_line_of_a_case_counts_in_the_table_of_merging(recorded):
             {"case": f"{name}: merges kept", "value": kept, "unit": "of 54", **runs},
         ]
 
-    recorded("merging", [*rule("mean", 9.0, 1), *rule("mean", -0.0004, 12), *rule("mean always", 0.003, 54)])
+    recorded(
+        "merging",
+        [*rule("mean", 9.0, 1), *rule("mean", -0.0004, 12), *rule("mean always constant", 0.003, 54)],
+    )
     assert readme.merging().splitlines()[2:] == [
-        "| `mean` | if not worse | -0.4 (-1.4 to +0.6) | 1.10 (0.90 to 1.25) | 12 of 54 | 9 |",
-        "| `mean` | always | +3.0 (+2.0 to +4.0) | 1.10 (0.90 to 1.25) | 54 of 54 | 9 |",
+        "| `mean` | if not worse | decays | -0.4 (-1.4 to +0.6) | 1.10 (0.90 to 1.25) | 12 of 54 | 9 |",
+        "| `mean` | always | constant | +3.0 (+2.0 to +4.0) | 1.10 (0.90 to 1.25) | 54 of 54 | 9 |",
     ]
 
 

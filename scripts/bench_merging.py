@@ -7,10 +7,10 @@ Runs of 120 steps at scale=quick with a merge every 20 and a validation every 5,
 embedding and head frozen, to afford it). `--beside N` shares the cores among N runs at a time: on two cores two runs of
 one thread each need less than two of two threads after one another. Each rule has the gate that runs have by default
 (a merge that makes validation worse is taken back) and, as `RULE always`, none. `RULE constant` is on runs whose
-learning rate stays at its peak instead of decaying. Runs are kept in DIR and not repeated; the summary is over all pairs of
-variant and seed that have the rule and `none` at the same schedule, with 95 % intervals (bootstrap over pairs).
-Roughness of a curve is the mean |second difference| of its validation losses from the first merge on: zero for a
-straight line.
+learning rate stays at its peak instead of decaying. Runs are kept in DIR and not repeated; the summary is over all
+pairs of variant and seed that have the rule and `none` at the same schedule, with 95 % intervals (bootstrap over
+pairs). Roughness of a curve is the mean |second difference| of its validation losses from the first merge on: zero
+for a straight line.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from pathlib import Path
 
@@ -77,13 +77,21 @@ def main() -> int:
     parser.add_argument(
         "--tokens", type=int, default=8192, help="places in the held-out blocks that are scored"
     )
+    parser.add_argument(
+        "--rates",
+        nargs="*",
+        type=float,
+        default=LEARNING_RATES,
+        metavar="RATE",
+        help="learning rates of the full fine-tunes; one, where it is known which is better",
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.variants) - set(names):
         parser.error(f"no such variant: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     figures = Figures("fidelity")
     for variant in arguments.variants or names:
         methods = arguments.methods or METHODS + MORE_METHODS * (variant in MORE_VARIANTS)
-        Bench(variant, arguments.work / variant, arguments.tokens, figures).measure(methods)
+        Bench(variant, arguments.work / variant, arguments.tokens, arguments.rates, figures).measure(methods)
     figures.show()
     return 0
 
@@ -91,9 +99,11 @@ def main() -> int:
 class Bench:
     """All figures of one variant."""
 
-    def __init__(self, variant: str, work: Path, tokens: int, figures: Figures) -> None:
+    def __init__(
+        self, variant: str, work: Path, tokens: int, rates: Sequence[float], figures: Figures
+    ) -> None:
         self.variant, self.work, self.figures = variant, work, figures
-        full = {rate: self._full(rate) for rate in LEARNING_RATES}
+        full = {rate: self._full(rate) for rate in rates}
         self.judge = Judge(variant, tokens)
         self.base = self.judge.score()
         scores = {}

@@ -166,10 +166,10 @@ class ExportSection(Section):
         False, description="one-bit-aware fine-tuning: the exported delta is the trained model"
     )
     aware_share: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.75, description="of the optimizer steps, at the end of the run"
+        0.5, description="of the optimizer steps, at the end of the run"
     )
     aware_rate: Annotated[float, Field(gt=0)] = Field(
-        2.0, description="learning rate of the latents over optim.learning_rate"
+        1.0, description="learning rate of the latents over optim.learning_rate"
     )
     distill_steps: Annotated[int, Field(ge=0)] = Field(
         0,

@@ -79,7 +79,7 @@ def main() -> int:
     )
     parser.add_argument(
         "--rates",
-        nargs="*",
+        nargs="+",
         type=float,
         default=LEARNING_RATES,
         metavar="RATE",

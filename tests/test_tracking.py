@@ -29,8 +29,6 @@ from zen_train.tracking.csv_logger import CurvesLogger
 
 REPOSITORY = Path(__file__).parents[1]
 FAKE_KEY = "0" * 40
-PATIENCE_S = 60.0
-"""What a hang would last here. A call that does not hang takes far less than half of it, on a busy machine as well."""
 OFFLINE = WandbDecision(mode="offline", reason="test")
 
 
@@ -74,10 +72,11 @@ def _accept(server, accepted):
             return
 
 
-def run_script(script, folder, *, stdin=subprocess.DEVNULL, timeout_s=240, **env):
-    """Run Python code in a fresh process that has no key and an empty home; a prompt or a hang ends in a time-out."""
+def run_script(script, folder, *, stdin=subprocess.DEVNULL, timeout_s=120, **env):
+    """Run Python code in a fresh process that has no key and an empty home."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
+    started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", script, str(folder / "run")],
         env={"PATH": os.environ["PATH"], "HOME": str(home), "OMP_NUM_THREADS": "1", **env},
@@ -89,7 +88,7 @@ def run_script(script, folder, *, stdin=subprocess.DEVNULL, timeout_s=240, **env
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done
+    return done, time.monotonic() - started
 
 
 # --- the decision
@@ -139,10 +138,11 @@ def test_a_broken_netrc_is_no_key(tmp_path):
 
 def test_a_closed_port_falls_back_to_offline_at_once(tmp_path, closed_port):
     server = f"http://127.0.0.1:{closed_port}"
-    env = {"HOME": str(tmp_path), "WANDB_API_KEY": FAKE_KEY, "WANDB_BASE_URL": server}
     started = time.monotonic()
-    decision = resolve_wandb(WandbConfig(connect_timeout_s=PATIENCE_S), env=env)
-    assert time.monotonic() - started < PATIENCE_S / 2
+    decision = resolve_wandb(
+        WandbConfig(), env={"HOME": str(tmp_path), "WANDB_API_KEY": FAKE_KEY, "WANDB_BASE_URL": server}
+    )
+    assert time.monotonic() - started < 3
     assert decision.mode == "offline"
     assert server in decision.reason
     assert "wandb sync" in decision.hint
@@ -306,10 +306,11 @@ def test_without_a_key_the_run_completes_offline_and_a_resume_keeps_its_id(tmp_p
     """unsloth #1914, LMFlow #65: no prompt with or without a terminal, and the folder is named."""
     leader, follower = pty.openpty()
     try:
-        done = run_script(FIT_TWICE, tmp_path, stdin=follower if terminal else subprocess.DEVNULL)
+        done, seconds = run_script(FIT_TWICE, tmp_path, stdin=follower if terminal else subprocess.DEVNULL)
     finally:
         os.close(leader)
         os.close(follower)
+    assert seconds < 60
     assert "W&B offline: no API key" in done.stdout
     folders = sorted((tmp_path / "run" / "wandb").glob("offline-run-*"))
     assert len(folders) == 2
@@ -340,8 +341,8 @@ print("seconds", time.monotonic() - started)
 def test_an_online_run_that_cannot_start_goes_offline_in_seconds(tmp_path, silent_port, failure):
     env = {"WANDB_BASE_URL": f"http://127.0.0.1:{silent_port}", "WANDB_ERROR_REPORTING": "false"}
     key = FAKE_KEY if failure == "silent server" else "short"
-    done = run_script(START_ONLINE, tmp_path, WANDB_API_KEY=key, **env)
-    assert float(done.stdout.split("seconds ")[1]) < 80  # wandb itself waits for 90
+    done, _ = run_script(START_ONLINE, tmp_path, WANDB_API_KEY=key, **env)
+    assert float(done.stdout.split("seconds ")[1]) < 45
     assert "W&B offline run in" in done.stdout
     assert done.stderr.count("W&B failed while starting") == 1
     assert len(rows_of(tmp_path / "run")) == 2
@@ -374,10 +375,11 @@ print("went on")
     not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="needs Linux's /proc"
 )
 def test_a_wandb_that_dies_in_mid_run_is_one_warning(tmp_path):
-    done = run_script(LOSE_THE_SERVICE, tmp_path)
+    done, seconds = run_script(LOSE_THE_SERVICE, tmp_path)
     assert "went on" in done.stdout
     assert done.stderr.count("W&B failed while") == 1
     assert len(rows_of(tmp_path / "run")) == 29
+    assert seconds < 60
 
 
 class RecordingRun:
@@ -447,11 +449,11 @@ def test_failures_are_warned_about_once(tmp_path):
 
 def test_a_finish_that_hangs_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("zen_train.tracking.wandb_logger.FINISH_GRACE_S", 0.1)
-    loggers = online_loggers(tmp_path / "run", RecordingRun(finish_s=PATIENCE_S), finish_timeout_s=0.2)
+    loggers = online_loggers(tmp_path / "run", RecordingRun(finish_s=30), finish_timeout_s=0.2)
     started = time.monotonic()
     with pytest.warns(UserWarning, match="still busy"):
         finish_loggers(loggers)
-    assert time.monotonic() - started < PATIENCE_S / 2
+    assert time.monotonic() - started < 5
 
 
 def test_a_damaged_run_id_file_is_named(tmp_path):

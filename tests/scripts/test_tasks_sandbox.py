@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -80,9 +81,11 @@ WRONG = {
 @pytest.mark.parametrize(("program", "reason"), WRONG.values(), ids=WRONG)
 def test_a_program_that_goes_wrong_fails_and_changes_nothing(program, reason, outside):
     parent, before = os.getpid(), set(Path(tempfile.gettempdir()).glob("candidate-*"))
+    started = time.monotonic()
     found = verdict(program.replace("{outside}", str(outside)), **TIGHT.get(reason, {}))
     assert not found.passed
     assert reason in found.reason
+    assert time.monotonic() - started < 15
     assert os.getpid() == parent
     assert [path.name for path in outside.iterdir()] == ["kept"]
     assert (outside / "kept").read_text() == "kept"

@@ -9,7 +9,7 @@ import pytest
 import readme
 import readme_fidelity
 import readme_tables
-from bench_merging import Run, interval, roughness
+from bench_merging import Method, Run, interval, roughness
 from PIL import Image
 
 
@@ -48,6 +48,20 @@ def test_the_last_line_of_a_case_counts_in_the_table_of_merging(recorded):
     assert readme.merging().splitlines()[2:] == [
         "| `mean` | if not worse | decays | -0.4 (-1.4 to +0.6) | 1.10 (0.90 to 1.25) | 12 of 54 | 9 |",
         "| `mean` | always | constant | +3.0 (+2.0 to +4.0) | 1.10 (0.90 to 1.25) | 54 of 54 | 9 |",
+    ]
+
+
+def test_each_way_of_merging_has_a_name_that_the_table_reads_back(recorded):
+    methods = [
+        Method("mean", always=always, schedule=schedule)
+        for schedule in ("cosine", "constant")
+        for always in (False, True)
+    ]
+    figures = {"value": 1.0, "spread": [1.0, 1.0], "against": "9 runs"}
+    whats = ("loss over none", "roughness over none", "merges kept")
+    recorded("merging", [{"case": f"{method}: {what}", **figures} for method in methods for what in whats])
+    assert [row.split(" | ")[1:3] for row in readme.merging().splitlines()[2:]] == [
+        [gate, rate] for rate in ("decays", "constant") for gate in ("if not worse", "always")
     ]
 
 

@@ -12,7 +12,8 @@ more time buys: `aware_1.15`, and a longer full fine-tune coded as directions (`
 Training runs are commands that a user would type; they are kept in DIR and not repeated, so a stopped bench goes on
 where it was. Two to three minutes a run on two cores, half a minute a method.
 Per method: held-out loss, share of the full fine-tune's gain with a 95 % interval (bootstrap over records, paired), KL
-divergence from the full fine-tune, how often both would say the same token, and bits a weight of the matrices.
+divergence from the full fine-tune, how often both would say the same token, and bits a weight of the matrices; of those
+that train, the time of it over the full fine-tune's.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ class Bench:
             load_weights_(self.judge.module, run.weights())
             scores[rate] = self.judge.score()
         self.rate = min(scores, key=lambda rate: scores[rate].loss)
+        self.full_seconds = full[self.rate].seconds
         self.tuned = dict(full[self.rate].weights())
         load_weights_(self.judge.module, self.tuned.items())
         self.full = self.judge.score(remember=True)
@@ -130,6 +132,8 @@ class Bench:
         """The weights of a method, and its bits for each weight of the matrices."""
         if method in AWARE:
             run = self._run(method, self.rate, AWARE[method], "export.aware=true")
+            seconds = run.seconds / self.full_seconds
+            self._add(f"{method} time", seconds, "x", against="training of the full fine-tune")
             artifact = DeltaArtifact.open(run.delta)
             return iter_applied(artifact, self.judge.base.source()), stored_bits(artifact)
         if method == "distilled":

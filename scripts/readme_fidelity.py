@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from statistics import fmean, geometric_mean
+from statistics import fmean, geometric_mean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -57,8 +57,12 @@ def kept_of_all() -> str:
     lowest = [f"{min(shares):.1f}" if (shares := values(method, "kept", names)) else "–" for method in OF_ALL]
     counted = [str(len(values(method, "kept", names))) for method in OF_ALL]
     bits = [_mean(values(method, "bits", names), "{:.2f}") for method in OF_ALL]
+    taken = [
+        f"{median(times):.2f} x" if (times := values(method, "time", names)) else "" for method in OF_ALL
+    ]
     rows += [["mean", "", *mean], ["lowest", "", *lowest], ["variants", "", *counted]]
-    return table(["variant", "loss: base → full", *OF_ALL], [*rows, ["bits a weight", "", *bits]])
+    rows += [["bits a weight", "", *bits], ["training time, median", "", *taken]]
+    return table(["variant", "loss: base → full", *OF_ALL], rows)
 
 
 def divergence_of_all() -> str:
@@ -95,16 +99,24 @@ def over_time() -> str:
 
 
 def kept_over_time(code: str) -> dict[str, dict[float, float]]:
-    """By variant that has all of them, and their mean: share kept by steps over those of the full fine-tune."""
+    """Share kept by steps over those of the full fine-tune, of each variant that has the fewest and the most, and its
+    mean wherever all of these were measured."""
     found, names = measured()
     methods = OVER_TIME[code]
     shares = {
-        name: {time: found[f"{name}/{method} kept"]["value"] for time, method in methods.items()}
+        name: {
+            time: found[case]["value"]
+            for time, method in methods.items()
+            if (case := f"{name}/{method} kept") in found
+        }
         for name in names
-        if all(f"{name}/{method} kept" in found for method in methods.values())
     }
-    means = {time: fmean(each[time] for each in shares.values()) for time in methods} if shares else {}
-    return {**shares, **({"mean": means} if shares else {})}
+    ends = {min(methods), max(methods)}
+    shares = {name: each for name, each in shares.items() if ends <= each.keys()}
+    if not shares:
+        return {}
+    common = [time for time in methods if all(time in each for each in shares.values())]
+    return {**shares, "mean": {time: fmean(each[time] for each in shares.values()) for time in common}}
 
 
 def crossing(points: dict[float, float], level: float) -> str:

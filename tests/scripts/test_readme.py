@@ -85,21 +85,46 @@ def test_the_picture_of_codes_shows_what_was_measured(recorded, tmp_path):
 
 
 def test_more_training_reaches_the_whole_gain_where_the_line_between_two_points_does(recorded):
-    def kept(name, shares):
-        methods = ("aware", "aware_1.15", "aware_1.3")
-        return [
-            {"case": f"{name}/{method} kept", "value": share}
-            for method, share in zip(methods, shares, strict=True)
-        ]
+    def kept(name, **shares):
+        return [{"case": f"{name}/aware{more} kept", "value": share} for more, share in shares.items()]
 
-    half = [{"case": "coder/aware kept", "value": 100.0}]  # has not all of them: not in the table
-    recorded("fidelity", [*kept("math", [90.0, 94.0, 95.0]), *kept("legal", [98.0, 102.0, 104.0]), *half])
+    def at(first, last, middle=None):
+        return {"": first, "_1.3": last, **({} if middle is None else {"_1.15": middle})}
+
+    all_three = kept("math", **at(90.0, 95.0, 94.0)) + kept("legal", **at(98.0, 104.0, 102.0))
+    ends, start = kept("chat", **at(97.0, 101.0)), kept("coder", **{"": 100.0})  # coder: not in the table
+    recorded("fidelity", all_three)
+    assert (
+        readme_fidelity.over_time().splitlines()[-1]
+        == "| mean | aware | 94.0 |  | 98.0 | 99.5 | not by 1.3 x |"
+    )
+    recorded("fidelity", [*all_three, *ends, *start])
     assert readme_fidelity.over_time().splitlines()[2:] == [
+        "| chat | aware | 97.0 |  |  | 101.0 | 1.23 x |",
         "| legal | aware | 98.0 |  | 102.0 | 104.0 | 1.07 x |",
         "| math | aware | 90.0 |  | 94.0 | 95.0 | not by 1.3 x |",
-        "| mean | aware | 94.0 |  | 98.0 | 99.5 | not by 1.3 x |",
+        "| mean | aware | 95.0 |  |  | 100.0 | 1.30 x |",
     ]
     assert readme_fidelity.crossing({1.0: 100.0, 1.3: 90.0}, 100.0) == "1 x"
+
+
+def test_the_training_time_of_a_method_is_the_median_over_its_variants(recorded):
+    def row(name, time):
+        figures = {
+            "base loss": 3.0,
+            "full 0.0001 loss": 2.0,
+            "aware kept": 99.0,
+            "aware bits": 1.05,
+            "aware time": time,
+        }
+        return [
+            {"case": f"{name}/{case}", "value": value, "spread": [98.0, 100.0]}
+            for case, value in figures.items()
+        ]
+
+    recorded("fidelity", [*row("chat", 1.5), *row("legal", 1.03), *row("math", 1.02)])
+    assert readme_fidelity.kept_of_all().splitlines()[-1].split(" | ")[0] == "| training time, median"
+    assert readme_fidelity.kept_of_all().splitlines()[-1].split(" | ")[-2:] == ["1.03 x", " |"]
 
 
 def test_a_straight_curve_is_smooth_and_a_zigzag_is_not():

@@ -6,7 +6,7 @@ import torch
 
 from tests.callbacks.test_resume import assert_same
 from tests.small_run import small_run
-from tests.test_module import exporting
+from tests.test_module import compiled, exporting
 from zen_train.aware import LATENT, OneBitAdamW, encode_
 from zen_train.config import ExportSection, MergeSection
 from zen_train.delta import DeltaArtifact, iter_applied
@@ -96,6 +96,15 @@ def test_matrices_stored_transposed_are_coded_by_their_output_rows(gpt2_base, tm
     applied = dict(iter_applied(DeltaArtifact.open(tmp_path / "delta"), gpt2_base.source()))
     for name, weight in run.weights().items():
         torch.testing.assert_close(applied[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_a_compiled_model_trains_the_same_code(tiny_base, tmp_path):
+    plain = small_run(tiny_base, tmp_path / "plain", max_steps=6, export=AWARE).fit()
+    run = small_run(tiny_base, tmp_path / "compiled", max_steps=6, export=AWARE)
+    run.module.configure_model = compiled(run.module, run.module.configure_model)
+    run.fit()
+    assert run.module.one_bit.coding
+    assert_same(dict(trained_values(run.module)), dict(trained_values(plain.module)))
 
 
 def test_training_sees_the_code_and_learns_from_it(tiny_base, tmp_path):

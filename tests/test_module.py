@@ -15,7 +15,7 @@ from zen_train.data.packing import model_inputs
 from zen_train.delta import BaseInfo
 from zen_train.errors import ConfigError, TrainingError
 from zen_train.loss import IGNORE, shifted
-from zen_train.module import learning_rate_share
+from zen_train.module import learning_rate_share, load_weights_, trained_parameters
 
 
 def assert_close(one, other, tolerance):
@@ -115,10 +115,11 @@ def test_a_lora_run_exports_the_merged_weights_of_its_matrices(tiny_base, tmp_pa
     assert kinds["model.embed_tokens.weight"] == "same"
 
 
-def test_exported_names_carry_no_trace_of_compilation(tiny_base, tmp_path):
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_exported_names_carry_no_trace_of_compilation(tiny_base, tmp_path, method):
     """Lightning #20233, #17415: `_orig_mod.` in a name is a name that nobody can load."""
-    export = exporting(tiny_base, tmp_path)
-    run = small_run(tiny_base, tmp_path, max_steps=1, extra_callbacks=(export,))
+    export, tuning = exporting(tiny_base, tmp_path), TuningSection(method=method)
+    run = small_run(tiny_base, tmp_path, max_steps=1, tuning=tuning, extra_callbacks=(export,))
     run.module.configure_model = compiled(run.module, run.module.configure_model)
     run.fit()
     config = json.loads((tmp_path / "delta" / "delta_config.json").read_text())
@@ -127,12 +128,27 @@ def test_exported_names_carry_no_trace_of_compilation(tiny_base, tmp_path):
         assert not any("_orig_mod" in name for name in file.keys())  # noqa: SIM118 safe_open is no mapping
 
 
+def test_weights_reach_every_parameter_of_a_compiled_model(tiny_base, tmp_path):
+    """The delta is scored in the model that was trained; what it did not reach would be scored as fine-tuned."""
+    run = small_run(tiny_base, tmp_path, max_steps=1)
+    run.module.configure_model = compiled(run.module, run.module.configure_model)
+    run.fit()
+    source = tiny_base.source()
+    load_weights_(run.module, ((name, source.get(name)) for name in source.names()))
+    for name, weight in trained_parameters(run.module):
+        assert torch.equal(weight, source.get(name).float()), name
+    one_less = [name for name in source.names() if name != "model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(ConfigError, match=r"1 were not given: model.layers.1.mlp.up_proj.weight\."):
+        load_weights_(run.module, ((name, source.get(name)) for name in one_less))
+
+
 def compiled(module, configure):
     """Wrap every block in torch.compile, as users do, without paying for a compiler."""
 
     def configure_model():
         configure()
-        blocks = module.model.model.layers
+        plain = module.model if module.tuning.method == "full" else module.model.get_base_model()
+        blocks = plain.model.layers
         for index in range(len(blocks)):
             blocks[index] = torch.compile(blocks[index], backend="eager")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from zen_train.base import Base, quiet_transformers
 from zen_train.config import TuningSection
+from zen_train.delta.sources import uncompiled
 from zen_train.errors import ConfigError
 from zen_train.shards import write_full_
 
@@ -87,11 +88,25 @@ def freeze(model: Any, tuning: TuningSection) -> None:
 
 @torch.no_grad()
 def fill_(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Overwrite parameters by their names, in place; names that the model does not have are passed over."""
-    parameters = dict(model.named_parameters())
+    """Overwrite all parameters by their names, in place; names that the model does not have, such as tied ones, are
+    passed over. Raises ConfigError for a parameter that no weight was given for: it would silently stay what it was.
+    """
+    left = dict(named_weights(model))
     for name, tensor in weights:
-        if name in parameters:
-            write_full_(parameters[name], tensor)
+        if (parameter := left.pop(name, None)) is not None:
+            write_full_(parameter, tensor)
+    if left:
+        named = f"{', '.join(sorted(left)[:3])}{' ...' if len(left) > 3 else ''}"
+        raise ConfigError(
+            f"All weights of the model were to be replaced, and {len(left)} were not given: {named}. A callback that "
+            "renames modules makes names that the base's files do not have: wrap them without renaming."
+        )
+
+
+def named_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters under their names in the base's files, whatever `torch.compile` has wrapped."""
+    for name, parameter in model.named_parameters():
+        yield uncompiled(name), parameter
 
 
 def _blocks(model: nn.Module) -> nn.ModuleList:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from zen_train.aware import OneBitAdamW
 from zen_train.base import Base
-from zen_train.building import fill_, freeze, head_is_linear, sharded_model, whole_model
+from zen_train.building import fill_, freeze, head_is_linear, named_weights, sharded_model, whole_model
 from zen_train.config import ExportSection, OptimSection, TrainerSection, TuningSection
 from zen_train.data.packing import model_inputs, separates_documents
 from zen_train.delta.roles import is_embedding, is_head, is_transposed
@@ -243,7 +243,7 @@ def load_weights_(module: CausalLM, weights: Iterable[tuple[str, Tensor]]) -> No
 
 def trained_parameters(module: CausalLM) -> Iterator[tuple[str, nn.Parameter]]:
     """(name inside the Hugging Face model, parameter) of everything that is trained."""
-    for name, parameter in module.model.named_parameters():
+    for name, parameter in named_weights(module.model):
         if parameter.requires_grad:
             yield name, parameter
 

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from zen_train.building import named_weights
 from zen_train.callbacks.allocation import planes_by_sensitivity
 from zen_train.callbacks.cadence import Cadence
 from zen_train.callbacks.probe import refuse_other_forms
@@ -36,6 +37,7 @@ from zen_train.delta import (
     verify_artifact,
     write_artifact,
 )
+from zen_train.delta.sources import uncompiled
 from zen_train.module import CausalLM
 from zen_train.shards import read_full
 
@@ -147,12 +149,14 @@ def tuned_weights(module: CausalLM, *, staging: Path) -> Iterator[TensorSource |
 def full_weights(module: CausalLM) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """(name in the base's files, function that gives the whole float32 tensor). LoRA is merged into its matrix."""
     if module.tuning.method == "full":
-        for name, parameter in module.model.named_parameters():
-            yield name.replace("_orig_mod.", ""), partial(read_full, parameter)
+        for name, parameter in named_weights(module.model):
+            yield name, partial(read_full, parameter)
         return
     inner = module.model.get_base_model()
-    adapted = {name: layer for name, layer in inner.named_modules() if hasattr(layer, "get_delta_weight")}
-    for name, parameter in inner.named_parameters():
+    adapted = {
+        uncompiled(name): layer for name, layer in inner.named_modules() if hasattr(layer, "get_delta_weight")
+    }
+    for name, parameter in named_weights(inner):
         if ".lora_" in name:
             continue
         owner, plain = name.rsplit(".base_layer.", 1)[0], name.replace(".base_layer.", ".")

@@ -117,6 +117,11 @@ class LazyTensor:
 LazyValue = torch.Tensor | LazyTensor | Callable[[], torch.Tensor]
 
 
+def uncompiled(name: str) -> str:
+    """A parameter's name as it is without `torch.compile`, which puts `_orig_mod.` where it wraps a module."""
+    return name.replace("_orig_mod.", "")
+
+
 class StateDictSource:
     """A state dict. `_orig_mod.` (torch.compile) leaves its names; entries that share storage are stored
     once.
@@ -139,7 +144,7 @@ class StateDictSource:
         self._aliases: dict[str, str] = {}
         by_storage: dict[tuple[Any, ...], str] = {}
         for raw_name, value in mapping.items():
-            name = raw_name.replace("_orig_mod.", "")
+            name = uncompiled(raw_name)
             if name in self._values or name in self._aliases:
                 raise DeltaError(f"{label}: two entries are called {name} once `_orig_mod.` is removed")
             if tied and name in tied:

@@ -71,10 +71,11 @@ def _draw_times(axes: Axes) -> None:
                 axes.annotate(
                     code,
                     max(shares.items()),
-                    xytext=(6, 0),
+                    xytext=(6, 0) if code == "aware" else (6, -12),
                     textcoords="offset points",
                     va="center",
                     color=colour,
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
                 )
     axes.axhline(100, color="#888", linewidth=0.8, linestyle=":")
     axes.set_xlabel("steps over those of the full fine-tune")

@@ -60,7 +60,7 @@ def _draw_codes(axes: Axes) -> None:
 
 
 def _draw_times(axes: Axes) -> None:
-    for code, colour in (("directions", OUR_COLOUR), ("aware", AWARE_COLOUR)):
+    for code, colour, shift in (("directions", OUR_COLOUR, -12), ("aware", AWARE_COLOUR, 0)):
         for name, shares in kept_over_time(code).items():
             mean = name == "mean"
             style: dict[str, Any] = {"linewidth": 2.2} if mean else {"linewidth": 0.8, "alpha": 0.45}
@@ -71,7 +71,7 @@ def _draw_times(axes: Axes) -> None:
                 axes.annotate(
                     code,
                     max(shares.items()),
-                    xytext=(6, 0) if code == "aware" else (6, -12),
+                    xytext=(6, shift),
                     textcoords="offset points",
                     va="center",
                     color=colour,

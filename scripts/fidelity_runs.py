@@ -16,6 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from zen_train.delta.sources import uncompiled
+
 WEIGHTS = "weights.safetensors"
 """The trained weights of a plain run, float32: what its checkpoint holds without the optimizer's moments."""
 
@@ -83,7 +85,7 @@ def _words(steps: int, learning_rate: float) -> list[str]:
 def _keep_weights(folder: Path) -> None:
     saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True, mmap=True, map_location="cpu")
     weights = {
-        name.removeprefix("model.").replace("_orig_mod.", ""): tensor.contiguous()
+        uncompiled(name.removeprefix("model.")): tensor.contiguous()
         for name, tensor in saved["state_dict"].items()
     }
     save_file(weights, folder / WEIGHTS)

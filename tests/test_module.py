@@ -124,6 +124,8 @@ def test_exported_names_carry_no_trace_of_compilation(tiny_base, tmp_path, metho
     run.fit()
     config = json.loads((tmp_path / "delta" / "delta_config.json").read_text())
     assert set(config["tensors"]) >= set(tiny_base.source().names())
+    kinds = {row.name: row.kind for row in export.report.rows}
+    assert kinds["model.layers.0.self_attn.q_proj.weight"] == "directions"  # "same": the adapter was lost
     with safe_open(tmp_path / "delta" / "delta.safetensors", framework="pt") as file:
         assert not any("_orig_mod" in name for name in file.keys())  # noqa: SIM118 safe_open is no mapping
 

@@ -160,7 +160,7 @@ def full_weights(module: CausalLM) -> Iterator[tuple[str, Callable[[], Tensor]]]
         if ".lora_" in name:
             continue
         owner, plain = name.rsplit(".base_layer.", 1)[0], name.replace(".base_layer.", ".")
-        layer = adapted.get(owner) if plain.endswith(".weight") and ".base_layer." in name else None
+        layer = adapted[owner] if plain.endswith(".weight") and ".base_layer." in name else None
         yield plain, partial(_with_lora, parameter, layer)
 
 

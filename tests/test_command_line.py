@@ -196,6 +196,34 @@ def test_two_processes_train_one_run(data_file, tmp_path):
     assert done.stdout.count("loss per token") == 1
 
 
+AT_EXIT = """
+import atexit, gc, os, pathlib, sys
+
+def tell():
+    if (torch := sys.modules.get("torch")) and "lightning" in sys.modules:
+        left = sum(isinstance(found, torch.nn.Parameter) for found in gc.get_objects())
+        group = torch.distributed.is_initialized()
+        pathlib.Path(os.environ["TELL_FOLDER"], f"{os.getpid()}.txt").write_text(f"{left} parameters, group {group}")
+
+atexit.register(tell)
+"""
+
+
+def test_each_of_two_processes_leaves_the_group_before_it_ends(data_file, tmp_path):
+    """pytorch #190489: gloo's threads abort a process whose tensors they free while its interpreter ends."""
+    told = tmp_path / "told"
+    told.mkdir()
+    (tmp_path / "sitecustomize.py").write_text(AT_EXIT)
+    done = zen_train(
+        *tiny(data_file, "trainer.strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu"),
+        cwd=tmp_path,
+        PYTHONPATH=str(tmp_path),
+        TELL_FOLDER=str(told),
+    )
+    assert done.returncode == 0, done.stderr
+    assert [path.read_text() for path in told.iterdir()] == ["0 parameters, group False"] * 2
+
+
 @pytest.mark.parametrize(("word", "expected"), [("--variants", "botocore"), ("--help", "scale=full")])
 def test_the_helps_need_no_model(tmp_path, word, expected):
     done = zen_train(word, cwd=tmp_path)

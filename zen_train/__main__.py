@@ -81,6 +81,10 @@ def _with_hydra(words: list[str], console: Console) -> int:
 
     sys.argv = [sys.argv[0], *words]
     hydra.main(version_base=None, config_path="pkg://zen_train.conf", config_name="config")(task)()
+    if "torch" in sys.modules:  # --cfg and the like end without it
+        from zen_train.trainer import leave_process_group
+
+        leave_process_group()
     return exit_code
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
+import torch.distributed as dist
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from rich.console import Console
@@ -125,3 +127,16 @@ def _strategy(settings: TrainerSection) -> Strategy | str:
     if settings.strategy == "ddp":
         return DDPStrategy()
     return "auto"
+
+
+def leave_process_group() -> None:
+    """Let go of the other ranks, and of what gloo's threads share with Python, while the interpreter is alive.
+
+    A thread of gloo may be the last to hold a tensor. If it lets go while the interpreter ends, it cannot have the GIL
+    any more, and a run that went well aborts (pytorch #190489). Lightning destroys a group at exit for NCCL alone;
+    and that is not enough here while tensors of the run lie in cycles of references. Call it when nothing holds the
+    run any more.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        gc.collect()

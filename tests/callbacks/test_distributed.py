@@ -10,10 +10,11 @@ from zen_train.delta import verify_artifact
 pytestmark = pytest.mark.alone
 
 RUN = """
-import hashlib, json, sys, time
+import gc, hashlib, json, sys, time
 from datetime import timedelta
 from pathlib import Path
 import torch, torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from tests.conftest import prepare_base, BaseSection
 from tests.small_run import small_run
@@ -21,36 +22,44 @@ from zen_train.callbacks.export import ExportCallback
 from zen_train.config import ExportSection, MergeSection
 from zen_train.delta import BaseInfo
 from zen_train.shards import read_full
+from zen_train.trainer import leave_process_group
 import zen_train.callbacks.merge as merging
 
-folder, strategy_name, method, steps, resume, slow_s = sys.argv[1:7]
-folder, steps = Path(folder), int(steps)
-if float(slow_s):
-    rule = merging.merge_tensor
-    def slow(*args, **kwargs):
-        if dist.get_rank() == 0 and args[1].ndim == 2 and not slow.slept:
-            slow.slept = True
-            time.sleep(float(slow_s))
-        return rule(*args, **kwargs)
-    slow.slept = False
-    merging.merge_tensor = slow
-base = prepare_base(BaseSection(name="tiny", kind="random", licence="CC0-1.0", dtype="bfloat16"))
-export = ExportCallback(ExportSection(), folder=folder / "delta", variant="sums",
-    base_info=BaseInfo.from_folder(base.folder, known=base.fingerprint), checkpoint_every_n_steps=100, provenance=dict)
-timeout = timedelta(seconds=float(slow_s) / 2 or 600)
-strategy = DDPStrategy(process_group_backend="gloo", timeout=timeout) if strategy_name != "fsdp2" else (
-    ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, process_group_backend="gloo", timeout=timeout))
-run = small_run(base, folder, max_steps=8, strategy=strategy, devices=2, accumulate=2, batch_size=1,
-    merge=MergeSection(method=method, every_n_steps=2, rank=8), extra_callbacks=(export,),
-    export=ExportSection(aware=strategy_name == "ddp-aware"))
-run.trainer.fit_loop.epoch_loop.max_steps = steps
-run.fit(resume=run.checkpoint if resume == "resume" else None)
-digest = hashlib.sha256()
-for name, parameter in run.module.model.named_parameters():
-    digest.update(read_full(parameter).numpy().tobytes())
-merges = [[e.step, e.accepted, e.relative_change] for e in run.merge.events]
-print(json.dumps({"digest": digest.hexdigest(), "merges": merges,
-    "scores": [p["loss"] for p in run.validation.points], "report": export.report is not None}))
+def train():
+    folder, strategy_name, method, steps, resume, slow_s = sys.argv[1:7]
+    folder, steps = Path(folder), int(steps)
+    if float(slow_s):
+        rule = merging.merge_tensor
+        def slow(*args, **kwargs):
+            if dist.get_rank() == 0 and args[1].ndim == 2 and not slow.slept:
+                slow.slept = True
+                time.sleep(float(slow_s))
+            return rule(*args, **kwargs)
+        slow.slept = False
+        merging.merge_tensor = slow
+    base = prepare_base(BaseSection(name="tiny", kind="random", licence="CC0-1.0", dtype="bfloat16"))
+    export = ExportCallback(ExportSection(), folder=folder / "delta", variant="sums",
+        base_info=BaseInfo.from_folder(base.folder, known=base.fingerprint),
+        checkpoint_every_n_steps=100, provenance=dict)
+    gloo = {"process_group_backend": "gloo", "timeout": timedelta(seconds=float(slow_s) / 2 or 600)}
+    strategy = (ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, **gloo)
+        if strategy_name == "fsdp2" else DDPStrategy(**gloo))
+    run = small_run(base, folder, max_steps=8, strategy=strategy, devices=2, accumulate=2, batch_size=1,
+        merge=MergeSection(method=method, every_n_steps=2, rank=8), extra_callbacks=(export,),
+        export=ExportSection(aware=strategy_name == "ddp-aware"))
+    run.trainer.fit_loop.epoch_loop.max_steps = steps
+    run.fit(resume=run.checkpoint if resume == "resume" else None)
+    digest = hashlib.sha256()
+    for name, parameter in run.module.model.named_parameters():
+        digest.update(read_full(parameter).numpy().tobytes())
+    merges = [[e.step, e.accepted, e.relative_change] for e in run.merge.events]
+    return {"digest": digest.hexdigest(), "merges": merges,
+        "scores": [p["loss"] for p in run.validation.points], "report": export.report is not None}
+
+result = train()
+leave_process_group()
+left = [type(found).__name__ for found in gc.get_objects() if isinstance(found, (torch.nn.Parameter, DTensor))]
+print(json.dumps(result | {"left": left, "group": dist.is_initialized()}))
 """
 
 
@@ -74,6 +83,14 @@ def test_both_ranks_hold_identical_weights_after_merges(whole, strategy):
     assert first["merges"] == second["merges"]
     assert first["report"]
     assert not second["report"]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_nothing_of_a_run_is_left_for_a_thread_to_free_at_exit(whole, strategy):
+    """pytorch #190489: gloo's thread frees a tensor while the interpreter ends, and a run that went well aborts."""
+    for rank in whole[strategy][1]:
+        assert not rank["left"]
+        assert not rank["group"]
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])

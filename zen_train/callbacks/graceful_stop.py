@@ -67,6 +67,8 @@ class GracefulStop(L.Callback):
         return bool(asked)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        # Lightning has put back all handlers by now, its own among those that this callback found.
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) == self._ask:
+                signal.signal(number, handler)
         self._previous = {}

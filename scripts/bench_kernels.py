@@ -23,7 +23,9 @@ from pathlib import Path
 import torch
 
 from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_linear
+from zen_train.kernels.common.along import ALONG_WEIGHT, along_scale
 from zen_train.kernels.cpu import load, path_name
+from zen_train.kernels.one_bit_code import one_bit_code_
 from zen_train.kernels.sign_pack import sign_pack
 
 SHAPES = ((576, 576), (1536, 576), (2048, 2048), (8192, 4096))
@@ -233,6 +235,39 @@ def bench_sign_pack(report: Report, n: int, k: int, plan: Plan) -> None:
     report.line(case, share, "ratio", "sign_pack / read bandwidth", 0.5, least=True)
 
 
+def bench_one_bit_code(report: Report, n: int, k: int, plan: Plan) -> None:
+    """The code of a matrix in training, against a plain copy's bandwidth and against torch's operators."""
+    bases = [torch.randn(n, k).to(torch.bfloat16) for _ in range(3)]
+    latents = [base + 1e-3 * torch.randn(n, k) for base in bases]
+    out = torch.empty(n, k)
+
+    def by_operators(turn: int) -> None:
+        origin = bases[turn % 3].float()
+        torch.sub(latents[turn % 3], origin, out=out)
+        size, length = (torch.linalg.vector_norm(out, order, dim=1, keepdim=True) for order in (1, 2))
+        alpha = along_scale(size, length.square(), k, ALONG_WEIGHT)
+        torch.copysign(alpha, out, out=out).add_(origin)
+
+    taken = in_turn(
+        {
+            "copy": lambda turn: out.copy_(latents[turn % 3]),
+            "code": lambda turn: one_bit_code_(
+                out, latents[turn % 3], bases[turn % 3], per_row=True, along_weight=ALONG_WEIGHT, dither=False
+            ),
+            "operators": by_operators,
+        },
+        plan,
+    )
+    case = f"one_bit_code-N{n}-K{k}"
+    copied, coded = 2 * out.nbytes / taken["copy"][0], (2 * out.nbytes + bases[0].nbytes) / taken["code"][0]
+    report.line(case, copied / 1e9, "GB/s", "plain copy")
+    report.line(case, coded / 1e9, "GB/s", "one_bit_code_")
+    report.line(case, coded / copied, "ratio", "one_bit_code_ / copy bandwidth", 0.5, least=True)
+    report.line(
+        case, taken["code"][0] / taken["operators"][0], "ratio", "one_bit_code_ / torch's operators", 1.0
+    )
+
+
 def main() -> None:
     """Entry point. Exit status 0 whether or not the bounds hold: `holds` in the JSON lines says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -250,12 +285,13 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     report = Report(options.threads, options.clock)
     shapes = [tuple(int(side) for side in shape.split("x")) for shape in options.shapes.split(",")]
-    plan = Plan(seconds=options.seconds / (len(shapes) * len(TOKENS) + 1), clock=CLOCKS[options.clock])
+    plan = Plan(seconds=options.seconds / (len(shapes) * len(TOKENS) + 2), clock=CLOCKS[options.clock])
     with torch.inference_mode():
         for n, k in shapes:
             bench_linear(report, n, k, plan)
         n, k = max(shapes, key=lambda shape: shape[0] * shape[1])
         bench_sign_pack(report, n, k, plan)
+        bench_one_bit_code(report, n, k, plan)
     print(f"{report.missed} bounds missed", file=sys.stderr)
 
 

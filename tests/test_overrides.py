@@ -6,8 +6,8 @@ from omegaconf import OmegaConf
 from pydantic import ValidationError
 
 from zen_train.config import RunConfig
-from zen_train.delta.along import ALONG_WEIGHT
 from zen_train.errors import ConfigError
+from zen_train.kernels.common.along import ALONG_WEIGHT
 from zen_train.overrides import check_overrides, config_groups, explain, schema_keys
 from zen_train.run import check_sense
 

@@ -1,6 +1,6 @@
 """One-bit-aware fine-tuning: the model holds the one-bit code of its weights while it trains.
 
-    W = W0 + alpha * sign(L - W0),   alpha = c * mean|L - W0| per output row or per matrix   (c: delta/along.py)
+    W = W0 + alpha * sign(L - W0),   alpha = c * mean|L - W0| by row or by matrix   (c: kernels/common/along.py)
 
 From the end of step `start` on, `L` (the latent) is what AdamW moves and `W` is what the forward pass sees; the
 gradient at `W` is applied to `L` as it is (straight-through; BinaryConnect, arXiv 1511.00363). The code is the
@@ -19,8 +19,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from zen_train.delta.along import along_factor
-from zen_train.kernels.common.dither import dither_
+from zen_train.kernels.common.along import along_scale
+from zen_train.kernels.one_bit_code import one_bit_code_
 
 Scale = Literal["row", "matrix"]
 LATENT = "latent"
@@ -142,41 +142,9 @@ def encode_(
     """`target = base + alpha * sign(latent - base)`, all `[..., out, in]`; a difference of zero counts as +1."""
     stacks = (tensor.flatten(0, -3) if tensor.ndim > 2 else [tensor] for tensor in (target, latent, base))
     for target_NK, latent_NK, base_NK in zip(*stacks, strict=True):
-        _encode_matrix_(target_NK, latent_NK, base_NK, scale, along_weight, dither)
-
-
-def _encode_matrix_(
-    target: Tensor, latent: Tensor, base: Tensor, scale: Scale, along_weight: float, dither: bool
-) -> None:
-    blocks = list(row_blocks(latent))
-    whole = None
-    if scale == "matrix":
-        sizes, squares = zip(*(_sums(latent[rows] - base[rows]) for rows in blocks), strict=True)
-        size, square = (torch.cat(parts).double().sum().view(1, 1) for parts in (sizes, squares))
-        whole = row_scale(size, square, latent.numel(), along_weight)
-    for rows in blocks:
-        origin, coded = base[rows].float(), target[rows]
-        torch.sub(latent[rows], origin, out=coded)  # x - x is +0, and copysign takes its sign
-        alpha = row_scale(*_sums(coded), coded.shape[1], along_weight) if whole is None else whole
-        torch.copysign(alpha, coded, out=coded).add_(origin)
-        if dither:
-            dither_(coded)
-
-
-def _sums(change_RK: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of |D| and of D^2 by row, `[R, 1]`, without temporaries of the size of D."""
-    norms = (torch.linalg.vector_norm(change_RK, order, dim=1, keepdim=True) for order in (1, 2))
-    size, length = norms
-    return size, length.square()
-
-
-def row_scale(size: Tensor, square: Tensor, count: int, along_weight: float) -> Tensor:
-    """Alpha of `count` elements, from their sums of |D| and of D^2; float32, of the shape of the sums."""
-    mean = size / max(count, 1)
-    if along_weight == 1.0:
-        return mean.float()
-    kept = torch.where(square > 0, size * mean / square.clamp_min(1e-38), 1.0).clamp(0.0, 1.0)
-    return (mean * along_factor(1.0 - kept, along_weight)).float()
+        one_bit_code_(
+            target_NK, latent_NK, base_NK, per_row=scale == "row", along_weight=along_weight, dither=dither
+        )
 
 
 @torch.no_grad()
@@ -190,7 +158,7 @@ def code_scale(tuned: Tensor, base: Tensor, *, scale: Scale, along_weight: float
     count = tuned.shape[1]
     if scale == "matrix":
         size, square, count = size.sum().view(1, 1), square.sum().view(1, 1), tuned.numel()
-    return row_scale(size, square, count, along_weight)
+    return along_scale(size, square, count, along_weight)
 
 
 def row_blocks(matrix: Tensor) -> Iterator[slice]:

@@ -76,7 +76,7 @@ def coding_losses(
     Args:
         tuned: the trained matrices, part of the model behind `logits`; their gradients are used and left empty.
         base: theirs before training, same shapes.
-        along_weight: of the code, as it will be exported (see `delta/along.py`).
+        along_weight: of the code, as it will be exported (see `kernels/common/along.py`).
         batches: one draw of labels each; the relative standard error of a figure is sqrt(2 / batches) at worst.
     """
     generator = torch.Generator().manual_seed(seed)

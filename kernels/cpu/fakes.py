@@ -29,6 +29,7 @@ def register_fakes() -> None:
     def _(ids: Tensor, variant: Tensor, table: Tensor, *_: object) -> Tensor:
         return table.new_empty(ids.shape[0], table.shape[1])
 
+    @torch.library.register_fake("zen_train::cpu_one_bit_code_")
     @torch.library.register_fake("zen_train::cpu_decoder_")
     @torch.library.register_fake("zen_train::cpu_decoder_step_")
     def _(*_: object) -> None:

@@ -31,8 +31,26 @@ _POINTERS = {
     "coefficient_ptr": "fp32",
     "right_ptr": "u8",
     "slot_ptr": "i32",
+    "latent_ptr": "fp32",
+    "base_ptr": "bf16",
+    "alpha_ptr": "fp32",
+    "size_ptr": "fp64",
+    "square_ptr": "fp64",
 }
-_MULTIPLES_OF_16 = {"N", "K", "B", "sign_stride", "right_stride", "y_stride", "x_stride", "w_stride"}
+_SCALARS = {"along_weight": "fp32"}
+_MULTIPLES_OF_16 = {
+    "N",
+    "K",
+    "B",
+    "sign_stride",
+    "right_stride",
+    "y_stride",
+    "x_stride",
+    "w_stride",
+    "out_stride",
+    "latent_stride",
+    "base_stride",
+}
 SHARED_LIMIT_BYTES = {80: 163 * 1024, 90: 227 * 1024}
 
 
@@ -81,7 +99,7 @@ def compile_one(
         if name in fixed:
             signature[name] = "constexpr"
             continue
-        signature[name] = f"*{_POINTERS[name]}" if name in _POINTERS else "i32"
+        signature[name] = f"*{_POINTERS[name]}" if name in _POINTERS else _SCALARS.get(name, "i32")
         if name in _POINTERS or name in _MULTIPLES_OF_16:
             hints[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=fixed, attrs=hints)

@@ -6,6 +6,7 @@ GPU `gpu_check.py` runs it as it is.
 
 import argparse
 import json
+from itertools import product
 
 import torch
 
@@ -14,6 +15,7 @@ from tests.kernels.cases import CASES, LONG_CASES, RUNNERS, Case, build, judge, 
 from zen_train.kernels.bitdelta_embedding import bitdelta_embedding
 from zen_train.kernels.bitdelta_linear import bitdelta_linear
 from zen_train.kernels.directions_linear import direction_rows, directions_add_
+from zen_train.kernels.one_bit_code import one_bit_code_
 from zen_train.kernels.sign_pack import sign_pack
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -74,6 +76,29 @@ def other_verdicts(device: str) -> dict[str, bool]:
         and torch.allclose(a.square_sum_N, b.square_sum_N, rtol=1e-5)
         for a, b in (packs[:2], packs[2:])
     )
+    return verdicts | code_verdicts(device)
+
+
+def code_verdicts(device: str) -> dict[str, bool]:
+    """The one-bit code of trained weights, in every setting, on rows of one block and of two."""
+    verdicts = {}
+    for k in (13, 1030):
+        generator = torch.Generator().manual_seed(k)
+        base = torch.randn(7, k, generator=generator).to(torch.bfloat16)
+        latent = (base.float() + 1e-3 * torch.randn(7, k, generator=generator)).to(device)
+        latent[3, 5], base = base[3, 5].float(), base.to(device)
+        for per_row, along_weight, dither in product((True, False), (1.0, 8.0), (False, True)):
+            found, truth = (
+                one_bit_code_(
+                    torch.zeros_like(latent), latent, base,
+                    per_row=per_row, along_weight=along_weight, dither=dither, backend=b,
+                )
+                for b in ("triton", "reference")
+            )  # fmt: skip
+            # Dithered, a value next to a step may fall on the other side of it.
+            same = (found - truth).abs() <= 1e-6
+            name = f"one-bit-code-K{k}-row-{per_row}-along-{along_weight}-dither-{dither}"
+            verdicts[name] = bool(same.float().mean() > 0.999 if dither else same.all())
     return verdicts
 
 

@@ -59,3 +59,4 @@ def test_the_benchmark_prints_every_ratio_of_the_issue(monkeypatch):
     assert {bound for case, bound in bounds if case == "N64-K32-M64"} == {1.3}
     assert {bound for case, bound in bounds if case == "N64-K32-M512"} == {1.1}
     assert {bound for case, bound in bounds if case.startswith("sign_pack")} == {0.5}
+    assert {bound for case, bound in bounds if case.startswith("one_bit_code")} == {0.5, 1.0}

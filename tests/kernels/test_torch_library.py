@@ -7,6 +7,7 @@ from tests.kernels.cases import Case, build, run_linear
 from zen_train.kernels.bitdelta_embedding import registration as embedding_ops
 from zen_train.kernels.bitdelta_linear import bitdelta_linear, registration
 from zen_train.kernels.cpu import load
+from zen_train.kernels.one_bit_code import registration as code_ops
 from zen_train.kernels.sign_pack import registration as pack_ops
 
 CASE = Case(m=5, n=16, k=24, mix="uniform", scale="row_col", planes=2)
@@ -24,6 +25,10 @@ def test_opcheck_of_the_reference_operators():
     torch.library.opcheck(registration.reference_linear, (inputs.x, inputs.weight, inputs.bias, *parts))
     torch.library.opcheck(registration.reference_add_, (torch.zeros(5, 16), inputs.x, *parts))
     torch.library.opcheck(pack_ops.reference_sign_pack, (inputs.weight, None))
+    torch.library.opcheck(
+        code_ops.reference_one_bit_code_,
+        (torch.zeros(16, 24), inputs.weight, inputs.weight * 0, True, 8.0, False),
+    )
     sign, row, col, variant = parts
     torch.library.opcheck(
         embedding_ops.reference_embedding, (torch.arange(5), variant, inputs.weight, sign, row, col)
@@ -37,6 +42,10 @@ def test_opcheck_of_the_cpu_operators():
     torch.library.opcheck(ops.cpu_linear.default, (inputs.x, inputs.weight, inputs.bias, *parts, -1, 128))
     torch.library.opcheck(ops.cpu_add_.default, (torch.zeros(5, 16), inputs.x, *parts, -1, 128))
     torch.library.opcheck(ops.cpu_sign_pack.default, (inputs.weight, inputs.weight * 0, -1))
+    torch.library.opcheck(
+        ops.cpu_one_bit_code_.default,
+        (torch.zeros(16, 24), inputs.weight, inputs.weight * 0, True, 8.0, False, -1),
+    )
     sign, row, col, variant = parts
     torch.library.opcheck(
         ops.cpu_embedding.default, (torch.arange(5), variant, inputs.weight, sign, row, col, -1)

@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from zen_train.delta.along import along_factor
 from zen_train.delta.refine import refine_planes
 from zen_train.delta.rows import (
     Block,
@@ -37,6 +36,7 @@ from zen_train.delta.rows import (
     square_sum,
 )
 from zen_train.errors import DeltaError
+from zen_train.kernels.common.along import along_factor
 
 Scale = Literal["row", "matrix"]
 SCALES: tuple[Scale, ...] = ("row", "matrix")

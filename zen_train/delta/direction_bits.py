@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 
 from zen_train.delta.allocate import lower_hull
-from zen_train.delta.along import along_factor
+from zen_train.kernels.common.along import along_factor
 
 SCALE_BITS = 32
 GROUP = 8

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zen_train.delta.along import ALONG_WEIGHT
 from zen_train.delta.export_options import CODES, EMBEDDING_RULES
 from zen_train.delta.manifest import BaseInfo
 from zen_train.delta.options import positive
@@ -15,6 +14,7 @@ from zen_train.delta.sources import FolderSource
 from zen_train.delta.verify import verify_artifact
 from zen_train.delta.writer import write_artifact
 from zen_train.errors import DeltaError
+from zen_train.kernels.common.along import ALONG_WEIGHT
 
 _MEGA = 1_000_000
 

@@ -1,5 +1,6 @@
 // The row-wise kernels on AVX2 with FMA and F16C: a sign byte becomes an eight-lane mask.
 #include "decoder.h"
+#include "one_bit.h"
 #include "zt.h"
 
 #if defined(__x86_64__)
@@ -73,10 +74,12 @@ struct Vec {
 
 #include "rowwise.inc"
 #include "decoder.inc"
+#include "one_bit.inc"
 
 }  // namespace avx2
 const Ops& ops_avx2() { return avx2::table; }
 const RowOps& row_ops_avx2() { return avx2::row_table; }
+const CodeOps& code_ops_avx2() { return avx2::code_table; }
 }  // namespace zt
 
 ZT_END_TARGET
@@ -84,5 +87,6 @@ ZT_END_TARGET
 namespace zt {
 const Ops& ops_avx2() { return ops_plain(); }
 const RowOps& row_ops_avx2() { return row_ops_plain(); }
+const CodeOps& code_ops_avx2() { return code_ops_plain(); }
 }  // namespace zt
 #endif

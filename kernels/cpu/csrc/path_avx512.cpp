@@ -1,5 +1,6 @@
 // The row-wise kernels on AVX-512: the packed bits are the mask register.
 #include "decoder.h"
+#include "one_bit.h"
 #include "zt.h"
 
 #if defined(__x86_64__)
@@ -72,10 +73,12 @@ struct Vec {
 
 #include "rowwise.inc"
 #include "decoder.inc"
+#include "one_bit.inc"
 
 }  // namespace avx512
 const Ops& ops_avx512() { return avx512::table; }
 const RowOps& row_ops_avx512() { return avx512::row_table; }
+const CodeOps& code_ops_avx512() { return avx512::code_table; }
 }  // namespace zt
 
 ZT_END_TARGET
@@ -83,5 +86,6 @@ ZT_END_TARGET
 namespace zt {
 const Ops& ops_avx512() { return ops_plain(); }
 const RowOps& row_ops_avx512() { return row_ops_plain(); }
+const CodeOps& code_ops_avx512() { return code_ops_plain(); }
 }  // namespace zt
 #endif

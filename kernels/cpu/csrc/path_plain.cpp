@@ -1,5 +1,6 @@
 // The row-wise kernels in plain C++: any processor, no intrinsics.
 #include "decoder.h"
+#include "one_bit.h"
 #include "zt.h"
 
 namespace zt {
@@ -122,8 +123,10 @@ struct Vec {
 
 #include "rowwise.inc"
 #include "decoder.inc"
+#include "one_bit.inc"
 
 }  // namespace plain
 const Ops& ops_plain() { return plain::table; }
 const RowOps& row_ops_plain() { return plain::row_table; }
+const CodeOps& code_ops_plain() { return plain::code_table; }
 }  // namespace zt

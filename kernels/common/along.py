@@ -22,3 +22,12 @@ ALONG_WEIGHT = 8.0
 def along_factor(lost: torch.Tensor, weight: float) -> torch.Tensor:
     """The multiple, between 1 and `weight`; `lost` is e, between 0 and 1, of any shape."""
     return weight / (weight - (weight - 1.0) * lost)
+
+
+def along_scale(size: torch.Tensor, square: torch.Tensor, count: int, weight: float) -> torch.Tensor:
+    """Alpha of `count` elements, from their sums of |D| and of D^2; float32, of the shape of the sums."""
+    mean = size / max(count, 1)
+    if weight == 1.0:
+        return mean.float()
+    kept = torch.where(square > 0, size * mean / square.clamp_min(1e-38), 1.0).clamp(0.0, 1.0)
+    return (mean * along_factor(1.0 - kept, weight)).float()

@@ -3,7 +3,7 @@
 python scripts/bench_train.py [--steps N]    JSON lines on standard output, a table on standard error; 5 minutes.
 
 Bounds: a merge under 1 % of the interval at scale=full; an export under 2 times the time to read and sha256 both
-models; the callbacks under 0.5 % of a step.
+models; the callbacks under 0.5 % of a step; a one-bit-aware step under 1.05 plain ones.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from zen_train.callbacks.graceful_stop import GracefulStop
 from zen_train.callbacks.merge import MergeCallback
 from zen_train.callbacks.progress import RunProgress
 from zen_train.callbacks.validation import BestWeights, Validation
-from zen_train.config import MergeSection, OptimSection, TrainerSection, TuningSection
+from zen_train.config import ExportSection, MergeSection, OptimSection, TrainerSection, TuningSection
 from zen_train.data.module import TextDataModule
 from zen_train.data.records import Corpus, Record
 from zen_train.delta import BaseInfo, FolderSource, verify_artifact, write_artifact
@@ -55,6 +56,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         step_seconds = callback_overhead(figures, base, folder, steps=arguments.steps)
+        one_bit_steps(figures, base, folder, steps=arguments.steps)
         merges(figures, base, step_seconds)
         export(figures, base, folder)
     figures.show()
@@ -85,19 +87,7 @@ class Timed(L.Callback):
 
 def callback_overhead(figures: Figures, base: Base, folder: Path, *, steps: int) -> float:
     """Seconds of a training step, after recording what the callbacks of a run add to it between merges."""
-    text = "The quick brown fox jumps over the lazy dog, and counts from one to ten while it does so. " * 12
-    records = [Record(document=f"d{index}", text=f"{index} {text}") for index in range(200)]
-    data = TextDataModule(
-        Corpus(name="bench", train=records[20:], heldout=records[:20]),
-        tokenizer=base.tokenizer(),
-        context_tokens=256,
-        batch_size=4,
-        accumulate=1,
-        max_steps=steps,
-        eval_tokens=1024,
-        seed=0,
-        cache=False,
-    )
+    data = _data(base, steps)
     settings = TrainerSection(max_steps=steps)
     module = CausalLM(base, tuning=TuningSection(), optim=OptimSection(), trainer=settings)
     validation = Validation(data.val_dataloader, every_n_steps=FULL_INTERVAL_STEPS, best=BestWeights(folder))
@@ -111,13 +101,94 @@ def callback_overhead(figures: Figures, base: Base, folder: Path, *, steps: int)
     ]
     callbacks = [Timed(callback) for callback in inner]
 
+    ends = _fit(module, data, callbacks, steps=steps, folder=folder)
+    step_seconds = [after - before for before, after in pairwise(ends[1:])]
+    overhead = [sum(callback.seconds[index] for callback in callbacks) for index in range(2, steps)]
+    shares = [100 * part / whole for part, whole in zip(overhead, step_seconds, strict=True)]
+    figures.add("step of 1024 tokens", median(step_seconds), "s", spread=spread(step_seconds))
+    figures.add(
+        "callbacks per step",
+        median(shares),
+        "%",
+        bound=0.5,
+        against="step of 1024 tokens",
+        spread=spread(shares),
+    )
+    return median(step_seconds)
+
+
+# -- one-bit-aware training ----------
+
+
+def one_bit_steps(figures: Figures, base: Base, folder: Path, *, steps: int) -> None:
+    """What a step is longer when it writes the one-bit code of all weights: both halves of one run."""
+    module = CausalLM(
+        base,
+        tuning=TuningSection(),
+        optim=OptimSection(),
+        trainer=TrainerSection(max_steps=2 * steps),
+        export=ExportSection(aware=True, aware_share=0.5),
+    )
+    coding: list[float] = []
+
+    class Watch(L.Callback):
+        """Times `encode` of the optimizer, which the module makes when the fit starts."""
+
+        def on_train_start(self, *arguments: Any) -> None:
+            assert module.one_bit is not None
+            encode = module.one_bit.encode
+
+            def watched() -> None:
+                started = time.perf_counter()
+                encode()
+                coding.append(time.perf_counter() - started)
+
+            module.one_bit.encode = watched  # type: ignore[method-assign, assignment]
+
+    ends = _fit(module, _data(base, 2 * steps), [Watch()], steps=2 * steps, folder=folder)
+    taken = [after - before for before, after in pairwise(ends)]
+    # Without warming up, and without the step that copies the latents.
+    plain, coded = taken[1 : steps - 2], taken[steps:]
+    shortest, longest = spread(coded)
+    figures.add("coding all weights in one bit, a step", median(coding), "s", spread=spread(coding))
+    figures.add(
+        "one-bit-aware step",
+        median(coded) / median(plain),
+        "x",
+        bound=1.05,
+        against="plain step of the same run",
+        spread=(shortest / median(plain), longest / median(plain)),
+    )
+
+
+# -- runs ----------
+
+
+def _data(base: Base, steps: int) -> TextDataModule:
+    text = "The quick brown fox jumps over the lazy dog, and counts from one to ten while it does so. " * 12
+    records = [Record(document=f"d{index}", text=f"{index} {text}") for index in range(200)]
+    return TextDataModule(
+        Corpus(name="bench", train=records[20:], heldout=records[:20]),
+        tokenizer=base.tokenizer(),
+        context_tokens=256,
+        batch_size=4,
+        accumulate=1,
+        max_steps=steps,
+        eval_tokens=1024,
+        seed=0,
+        cache=False,
+    )
+
+
+def _fit(
+    module: CausalLM, data: TextDataModule, callbacks: list[Any], *, steps: int, folder: Path
+) -> list[float]:
+    """Train; the times at which steps ended."""
+    ends: list[float] = []
+
     class Steps(L.Callback):
-        """Seconds from one step's end to the next."""
-
-        ends: list[float] = []  # noqa: RUF012 one instance
-
         def on_train_batch_end(self, *arguments: Any) -> None:
-            self.ends.append(time.perf_counter())
+            ends.append(time.perf_counter())
 
     config = LoggerConfig()
     loggers = make_loggers(
@@ -140,19 +211,7 @@ def callback_overhead(figures: Figures, base: Base, folder: Path, *, steps: int)
         use_distributed_sampler=False,
     )
     trainer.fit(module, data)
-    step_seconds = [after - before for before, after in zip(Steps.ends[1:-1], Steps.ends[2:], strict=True)]
-    overhead = [sum(callback.seconds[index] for callback in callbacks) for index in range(2, steps)]
-    shares = [100 * part / whole for part, whole in zip(overhead, step_seconds, strict=True)]
-    figures.add("step of 1024 tokens", median(step_seconds), "s", spread=spread(step_seconds))
-    figures.add(
-        "callbacks per step",
-        median(shares),
-        "%",
-        bound=0.5,
-        against="step of 1024 tokens",
-        spread=spread(shares),
-    )
-    return median(step_seconds)
+    return ends
 
 
 # -- merging ----------

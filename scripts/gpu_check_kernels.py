@@ -154,10 +154,35 @@ def time_shape(
         check.line(case, seconds["fused"] * 1e6, "us", f"median; base {seconds['base'] * 1e6:.1f} us")
 
 
+def time_one_bit_code(check: Check, timer: Timer, copy_rate: float) -> None:
+    """The code of trained weights, written after every step of one-bit-aware training, against a copy's bandwidth."""
+    import torch
+
+    from zen_train.kernels.one_bit_code import one_bit_code_
+
+    name, shape = ("dry", DRY_SHAPES["dry"]) if check.dry else ("8B up", SHAPES["8B up"])
+    base = torch.randn(shape, dtype=torch.bfloat16, device=timer.flush.device)
+    latent, out = base.float() + 1e-3, torch.empty(shape, device=base.device)
+    case = f"one-bit code {name}"
+    for per_row in (True, False):
+        alpha = "each row" if per_row else "the matrix"
+
+        def write(per_row: bool = per_row) -> object:
+            return one_bit_code_(
+                out, latent, base, per_row=per_row, along_weight=8.0, dither=True, backend="triton"
+            )
+
+        seconds = timer.in_turn({"write": write}, 3 if check.dry else 10)["write"]
+        moved = latent.nbytes + base.nbytes + out.nbytes
+        check.line(case, moved / seconds / 1e9, "GB/s", f"an alpha for {alpha}")
+        check.line(case, moved / seconds / copy_rate, "ratio", f"an alpha for {alpha} / copy bandwidth")
+
+
 def time_kernels(check: Check) -> None:
     """All shapes, decode and prefill, until the time is spent."""
     timer = Timer(check.dry)
     copy_rate = copy_bandwidth(check, timer)
+    time_one_bit_code(check, timer, copy_rate)
     for name, shape in (DRY_SHAPES if check.dry else SHAPES).items():
         for prefill in (False, True):
             time_shape(check, timer, name, shape, copy_rate, prefill)

@@ -38,6 +38,7 @@ def test_gpu_check_goes_through_all_its_steps_without_a_gpu(tmp_path):
     cases = " ".join(line["case"] for line in lines)
     assert "decode dry M16 V14" in cases
     assert "prefill dry M70 V1" in cases
+    assert "one-bit code dry" in cases
     assert next(line for line in lines if line["case"] == "named cases")["value"] == 0
     for case in ("engine fp32 eager", "engine fp32 graphs", "engine bf16 eager", "engine bf16 graphs"):
         found = {line["against"]: line["value"] for line in lines if line["case"] == case}

@@ -10,10 +10,7 @@ time; p20, p50 and p80 of every call are printed beside. JSON lines go to stdout
 """
 
 import argparse
-import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from measure import Figures
 
 from zen_train.kernels.bitdelta_linear import DeltaBank, bitdelta_linear
 from zen_train.kernels.common.along import ALONG_WEIGHT, along_scale
@@ -66,62 +67,6 @@ def bounds_of(tokens: int) -> list[Bound]:
     return found
 
 
-class Report:
-    """Prints the table and the JSON lines."""
-
-    def __init__(self, threads: int, clock: str) -> None:
-        self.missed = 0
-        # A container may show a repository without its history, so the commit may be unknown.
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        )
-        self.common = {
-            "commit": commit.stdout.strip() or "unknown",
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
-            "device": f"{_processor()}, {threads} threads, {path_name()}, {clock} clock",
-        }
-
-    def line(
-        self,
-        case: str,
-        value: float,
-        unit: str,
-        against: str,
-        bound: float | None = None,
-        *,
-        least: bool = False,
-    ) -> None:
-        """One measurement; `least` turns the bound round."""
-        holds = None if bound is None else (value >= bound if least else value <= bound)
-        self.missed += holds is False
-        record = {
-            "bench": "kernels",
-            "case": case,
-            "value": round(value, 4),
-            "unit": unit,
-            "bound": bound,
-            "holds": holds,
-            "against": against,
-            **self.common,
-        }
-        print(json.dumps(record), flush=True)
-        verdict = (
-            ""
-            if holds is None
-            else f"  bound {'>=' if least else '<='} {bound:g}  {'holds' if holds else 'MISSED'}"
-        )
-        print(f"{case:34s} {against:48s} {value:9.3f} {unit:5s}{verdict}", file=sys.stderr, flush=True)
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """How long one set of calls is timed, and by which clock."""
@@ -155,7 +100,7 @@ def in_turn(
     }
 
 
-def bench_linear(report: Report, n: int, k: int, plan: Plan) -> None:
+def bench_linear(figures: Figures, n: int, k: int, plan: Plan) -> None:
     """All token counts of one weight shape."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(n, k, generator=generator).to(torch.bfloat16)
@@ -191,11 +136,17 @@ def bench_linear(report: Report, n: int, k: int, plan: Plan) -> None:
         taken = in_turn(calls, plan)
         case = f"N{n}-K{k}-M{tokens}"
         for bound in bounds_of(tokens):
-            report.line(case, taken[bound.over][0] / taken[bound.under][0], "ratio", bound.name, bound.most)
+            figures.add(
+                case,
+                taken[bound.over][0] / taken[bound.under][0],
+                "ratio",
+                bound=bound.most,
+                against=bound.name,
+            )
         for name, quantiles in taken.items():
             for label, value in zip(("p20", "p50", "p80"), quantiles, strict=True):
-                report.line(case, value * 1e6, "us", f"{label} of {name}")
-        report.line(case, weight.nbytes / taken["base"][0] / 1e9, "GB/s", "base weight bytes read")
+                figures.add(case, value * 1e6, "us", against=f"{label} of {name}")
+        figures.add(case, weight.nbytes / taken["base"][0] / 1e9, "GB/s", against="base weight bytes read")
 
 
 def check(x: torch.Tensor, weight: torch.Tensor, bank: DeltaBank, variant: torch.Tensor) -> None:
@@ -215,7 +166,7 @@ def check(x: torch.Tensor, weight: torch.Tensor, bank: DeltaBank, variant: torch
         )
 
 
-def bench_sign_pack(report: Report, n: int, k: int, plan: Plan) -> None:
+def bench_sign_pack(figures: Figures, n: int, k: int, plan: Plan) -> None:
     """Bytes of both weights per second, against a plain read of the same bytes."""
     pairs = [(torch.randn(n, k).to(torch.bfloat16), torch.randn(n, k).to(torch.bfloat16)) for _ in range(3)]
     moved = 2 * pairs[0][0].nbytes
@@ -229,13 +180,13 @@ def bench_sign_pack(report: Report, n: int, k: int, plan: Plan) -> None:
         },
         plan,
     )
-    report.line(case, moved / taken["read"][0] / 1e9, "GB/s", "plain read (sum of 64-bit words)")
-    report.line(case, moved / taken["pack"][0] / 1e9, "GB/s", "sign_pack")
+    figures.add(case, moved / taken["read"][0] / 1e9, "GB/s", against="plain read (sum of 64-bit words)")
+    figures.add(case, moved / taken["pack"][0] / 1e9, "GB/s", against="sign_pack")
     share = taken["read"][0] / taken["pack"][0]
-    report.line(case, share, "ratio", "sign_pack / read bandwidth", 0.5, least=True)
+    figures.add(case, share, "ratio", against="sign_pack / read bandwidth", bound=0.5, more_is_better=True)
 
 
-def bench_one_bit_code(report: Report, n: int, k: int, plan: Plan) -> None:
+def bench_one_bit_code(figures: Figures, n: int, k: int, plan: Plan) -> None:
     """The code of a matrix in training, against a plain copy's bandwidth and against torch's operators."""
     bases = [torch.randn(n, k).to(torch.bfloat16) for _ in range(3)]
     latents = [base + 1e-3 * torch.randn(n, k) for base in bases]
@@ -260,11 +211,22 @@ def bench_one_bit_code(report: Report, n: int, k: int, plan: Plan) -> None:
     )
     case = f"one_bit_code-N{n}-K{k}"
     copied, coded = 2 * out.nbytes / taken["copy"][0], (2 * out.nbytes + bases[0].nbytes) / taken["code"][0]
-    report.line(case, copied / 1e9, "GB/s", "plain copy")
-    report.line(case, coded / 1e9, "GB/s", "one_bit_code_")
-    report.line(case, coded / copied, "ratio", "one_bit_code_ / copy bandwidth", 0.5, least=True)
-    report.line(
-        case, taken["code"][0] / taken["operators"][0], "ratio", "one_bit_code_ / torch's operators", 1.0
+    figures.add(case, copied / 1e9, "GB/s", against="plain copy")
+    figures.add(case, coded / 1e9, "GB/s", against="one_bit_code_")
+    figures.add(
+        case,
+        coded / copied,
+        "ratio",
+        against="one_bit_code_ / copy bandwidth",
+        bound=0.5,
+        more_is_better=True,
+    )
+    figures.add(
+        case,
+        taken["code"][0] / taken["operators"][0],
+        "ratio",
+        against="one_bit_code_ / torch's operators",
+        bound=1.0,
     )
 
 
@@ -283,16 +245,17 @@ def main() -> None:
     if not load():
         raise SystemExit("no C++ compiler here: there is no kernel to time")
     torch.set_num_threads(options.threads)
-    report = Report(options.threads, options.clock)
+    figures = Figures("kernels", under=f"{path_name()}, {options.clock} clock")
     shapes = [tuple(int(side) for side in shape.split("x")) for shape in options.shapes.split(",")]
     plan = Plan(seconds=options.seconds / (len(shapes) * len(TOKENS) + 2), clock=CLOCKS[options.clock])
     with torch.inference_mode():
         for n, k in shapes:
-            bench_linear(report, n, k, plan)
+            bench_linear(figures, n, k, plan)
         n, k = max(shapes, key=lambda shape: shape[0] * shape[1])
-        bench_sign_pack(report, n, k, plan)
-        bench_one_bit_code(report, n, k, plan)
-    print(f"{report.missed} bounds missed", file=sys.stderr)
+        bench_sign_pack(figures, n, k, plan)
+        bench_one_bit_code(figures, n, k, plan)
+    figures.show()
+    print(f"{figures.missed} bounds missed", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,13 @@ _PACKAGES = ("torch", "lightning", "transformers", "safetensors", "triton")
 class Figures:
     """Prints a JSON line for each figure on standard output as it comes, and a table on standard error at the end.
 
-    The lines are appended to `out` too, where one is given.
+    The lines are appended to `out` too, where one is given. `under`: conditions to be told beside the device.
     """
 
-    def __init__(self, bench: str, out: Path | None = None) -> None:
-        self.bench, self._out = bench, out
-        self._common = {"commit": commit(), "versions": versions(), "device": device()}
+    def __init__(self, bench: str, out: Path | None = None, *, under: str = "") -> None:
+        self.bench, self._out, self.missed = bench, out, 0
+        where = f"{device()}, {under}" if under else device()
+        self._common = {"commit": commit(), "versions": versions(), "device": where}
         self._table = Table("case", "value", "bound", "holds", "against", title=bench)
 
     def add(
@@ -45,6 +46,7 @@ class Figures:
         """Record a figure; it holds when it is at most `bound`, or at least where more is better. `spread` is the 20th
         and 80th percentile, of scores a 95 % interval. `outcomes`: of each problem, 1 right, 0 wrong."""
         holds = None if bound is None else bool(value >= bound if more_is_better else value <= bound)
+        self.missed += holds is False
         line: dict[str, Any] = {
             "bench": self.bench,
             "case": case,

@@ -98,10 +98,13 @@ def _run_one(composed: Any, console: Console) -> int:
     from zen_train.errors import ConfigError, ZenTrainError
     from zen_train.overrides import explain
     from zen_train.run import resume_command, run
+    from zen_train.trainer import is_leader
 
-    warnings.showwarning = lambda message, *_: console.print(
-        f"warning: {message}", style="yellow", markup=False
-    )
+    def warn(message: Warning | str) -> None:
+        if is_leader():
+            console.print(f"warning: {message}", style="yellow", markup=False)
+
+    warnings.showwarning = lambda message, *_: warn(message)
     try:
         try:
             config = RunConfig.model_validate(OmegaConf.to_container(composed, resolve=True))
@@ -111,7 +114,8 @@ def _run_one(composed: Any, console: Console) -> int:
             raise ConfigError(f"the configuration does not resolve: {error}") from error
         run(config, console=console)
     except RunInterrupted as stop:
-        console.print(f"\n{stop}. Continue with:\n  {resume_command()}", soft_wrap=True)
+        if is_leader():
+            console.print(f"\n{stop}. Continue with:\n  {resume_command()}", soft_wrap=True)
         return 130
     except ZenTrainError as error:
         fail(error)

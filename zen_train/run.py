@@ -13,7 +13,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from rich.console import Console
 
 from zen_train.base import prepare_base
@@ -28,7 +27,7 @@ from zen_train.outputs import RunFolder
 from zen_train.report import RunResults, model_card, render_terminal, write_html, write_metrics, write_picture
 from zen_train.results import collect_results, provenance
 from zen_train.tracking import finish_loggers, log_artifact, log_picture, make_loggers, resolve_wandb
-from zen_train.trainer import Callbacks, build_callbacks, build_trainer
+from zen_train.trainer import Callbacks, build_callbacks, build_trainer, is_leader
 
 
 def run(config: RunConfig, *, console: Console) -> RunResults | None:
@@ -41,10 +40,7 @@ def run(config: RunConfig, *, console: Console) -> RunResults | None:
     started = time.perf_counter()
     _quiet_libraries()
     check_sense(config)
-    leader = getattr(rank_zero_only, "rank", None) in (
-        None,
-        0,
-    )  # the launcher's variables; the Trainer comes later
+    leader = is_leader()
     folder = RunFolder(Path(config.output_dir).expanduser().absolute())
     checkpoint = folder.resume_path(config.resume)
     if leader:

@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch.distributed as dist
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from rich.console import Console
@@ -127,6 +128,11 @@ def _strategy(settings: TrainerSection) -> Strategy | str:
     if settings.strategy == "ddp":
         return DDPStrategy()
     return "auto"
+
+
+def is_leader() -> bool:
+    """Whether this process is the one that talks to the user: by the launcher's variables until there is a Trainer."""
+    return getattr(rank_zero_only, "rank", None) in (None, 0)
 
 
 def leave_process_group() -> None:

@@ -195,8 +195,8 @@ def bench_one_bit_code(figures: Figures, n: int, k: int, plan: Plan) -> None:
     def by_operators(turn: int) -> None:
         origin = bases[turn % 3].float()
         torch.sub(latents[turn % 3], origin, out=out)
-        size, length = (torch.linalg.vector_norm(out, order, dim=1, keepdim=True) for order in (1, 2))
-        alpha = along_scale(size, length.square(), k, ALONG_WEIGHT)
+        size, length = (torch.linalg.vector_norm(out, order, dim=1) for order in (1, 2))
+        alpha = along_scale(size, length.square(), k, ALONG_WEIGHT, per_row=True)
         torch.copysign(alpha, out, out=out).add_(origin)
 
     taken = in_turn(

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from zen_train.kernels.common.along import along_scale
+from zen_train.kernels.common.along import along_scale, change_sums
 from zen_train.kernels.one_bit_code import one_bit_code_
 
 Scale = Literal["row", "matrix"]
@@ -150,15 +150,10 @@ def encode_(
 @torch.no_grad()
 def code_scale(tuned: Tensor, base: Tensor, *, scale: Scale, along_weight: float) -> Tensor:
     """Alpha of the one-bit code of `tuned - base` `[out, in]`: `[out, 1]` or `[1, 1]`, float32, summed in float64."""
-    size, square = torch.empty(2, tuned.shape[0], 1, dtype=torch.float64, device=tuned.device)
+    size, square = torch.empty(2, tuned.shape[0], dtype=torch.float64, device=tuned.device)
     for rows in row_blocks(tuned):
-        change = tuned[rows] - base[rows].float()
-        size[rows] = change.abs().sum(1, keepdim=True, dtype=torch.float64)
-        square[rows] = change.square().sum(1, keepdim=True, dtype=torch.float64)
-    count = tuned.shape[1]
-    if scale == "matrix":
-        size, square, count = size.sum().view(1, 1), square.sum().view(1, 1), tuned.numel()
-    return along_scale(size, square, count, along_weight)
+        size[rows], square[rows] = change_sums(tuned[rows] - base[rows].float())
+    return along_scale(size, square, tuned.shape[1], along_weight, per_row=scale == "row")
 
 
 def row_blocks(matrix: Tensor) -> Iterator[slice]:

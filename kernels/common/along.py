@@ -24,10 +24,21 @@ def along_factor(lost: torch.Tensor, weight: float) -> torch.Tensor:
     return weight / (weight - (weight - 1.0) * lost)
 
 
-def along_scale(size: torch.Tensor, square: torch.Tensor, count: int, weight: float) -> torch.Tensor:
-    """Alpha of `count` elements, from their sums of |D| and of D^2; float32, of the shape of the sums."""
-    mean = size / max(count, 1)
-    if weight == 1.0:
-        return mean.float()
-    kept = torch.where(square > 0, size * mean / square.clamp_min(1e-38), 1.0).clamp(0.0, 1.0)
-    return (mean * along_factor(1.0 - kept, weight)).float()
+def change_sums(d_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of |D| and of D^2 by row, float64 `[N]`; D is float32."""
+    return d_NK.abs().sum(dim=1, dtype=torch.float64), d_NK.square().sum(dim=1, dtype=torch.float64)
+
+
+def along_scale(
+    size_N: torch.Tensor, square_N: torch.Tensor, columns: int, weight: float, *, per_row: bool
+) -> torch.Tensor:
+    """Alpha of each row `[N, 1]` or of the matrix `[1, 1]`, float32, from the rows' sums of |D| and of D^2."""
+    count = columns
+    if not per_row:
+        count *= len(size_N)
+        size_N, square_N = size_N.sum()[None], square_N.sum()[None]
+    mean_N = size_N / max(count, 1)
+    if weight != 1.0:
+        kept_N = torch.where(square_N > 0, size_N * mean_N / square_N.clamp_min(1e-38), 1.0).clamp(0.0, 1.0)
+        mean_N = mean_N * along_factor(1.0 - kept_N, weight)
+    return mean_N.float()[:, None]

@@ -25,7 +25,7 @@ def launch_one_bit_code(
         change_sums_kernel[(n,)](
             latent, base, size, square, k, latent.stride(0), base.stride(0), BLOCK_K=BLOCK_K, num_warps=WARPS
         )
-        alpha = along_scale(size.sum()[None], square.sum()[None], n * k, along_weight)
+        alpha = along_scale(size, square, k, along_weight, per_row=False)
     one_bit_code_kernel[(n,)](
         out,
         latent,

@@ -7,13 +7,12 @@
 
 #include "checks.h"
 #include "one_bit.h"
+#include "pool.h"
 
 namespace zt {
 namespace {
 
 using at::Tensor;
-
-constexpr int64_t kSmallWork = 1 << 15;  // weights below which one thread is faster
 
 const CodeOps& code_ops_for(Path path) {
   if (path == Path::plain) return code_ops_plain();

@@ -24,7 +24,6 @@ using at::Tensor;
 constexpr int64_t kRowBlock = 32;         // output rows of one piece of work
 constexpr int64_t kRowwiseTokens = 8;     // above this the base product goes to at::linear
 constexpr int64_t kFoldRows = 512;        // rows of W + alpha S formed at a time without AMX
-constexpr int64_t kSmallWork = 1 << 15;   // weights below which one thread is faster
 
 // Keeps the tensors alive whose memory `bank` points to.
 struct BankTensors {

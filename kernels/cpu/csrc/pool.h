@@ -7,6 +7,8 @@
 
 namespace zt {
 
+constexpr int64_t kSmallWork = 1 << 15;  // weights below which one thread is faster
+
 // Call body(context, worker) once on each of `workers` threads of torch's intra-op pool.
 void run_workers(int workers, void (*body)(void*, int), void* context);
 
